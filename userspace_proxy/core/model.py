@@ -1,0 +1,147 @@
+"""The nouns of the proxy: service ports, endpoints, listen addresses and snapshots. Immutable, compared by value."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_address
+from types import MappingProxyType
+
+IPAddress = IPv4Address | IPv6Address
+IPNetwork = IPv4Network | IPv6Network
+
+
+class L4Protocol(enum.StrEnum):
+    """The transport protocols that are proxied. Kubernetes also knows SCTP, which is not."""
+
+    TCP = "TCP"
+    UDP = "UDP"
+
+
+class IPFamily(enum.IntEnum):
+    """An address family, numbered as in `ipaddress`' `version`."""
+
+    IPV4 = 4
+    IPV6 = 6
+
+
+def family_of(address: str) -> IPFamily:
+    """Return the family of a textual IP address. A colon decides, so the text must be a valid address."""
+    return IPFamily.IPV6 if ":" in address else IPFamily.IPV4
+
+
+def host_port(address: str, port: int) -> str:
+    """Return `address:port` as people write it, IPv6 in brackets."""
+    return f"[{address}]:{port}" if ":" in address else f"{address}:{port}"
+
+
+def canonical_client(address: str) -> str:
+    """Return the address that stands for a client: an IPv4-mapped IPv6 address is the IPv4 address.
+
+    A scope such as `%eth0` is dropped.
+    """
+    if ":" not in address:
+        return address
+    parsed = ip_address(address.partition("%")[0])
+    mapped = parsed.ipv4_mapped if isinstance(parsed, IPv6Address) else None
+    return str(mapped or parsed)
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class ServicePortName:
+    """The identity of a service port.
+
+    The protocol is part of it: a service may have 53/TCP and 53/UDP. Its text is kube-proxy's name, which has no
+    protocol: `namespace/service:port`, or `namespace/service` where the port has no name.
+    """
+
+    namespace: str
+    service: str
+    port: str = ""
+    protocol: L4Protocol = L4Protocol.TCP
+
+    @property
+    def service_name(self) -> str:
+        """`namespace/service`"""
+        return f"{self.namespace}/{self.service}"
+
+    def __str__(self) -> str:
+        return f"{self.namespace}/{self.service}:{self.port}" if self.port else f"{self.namespace}/{self.service}"
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Endpoint:
+    """Where a backend answers: a textual IP address in canonical form and a port."""
+
+    address: str
+    port: int
+
+    @property
+    def family(self) -> IPFamily:
+        return family_of(self.address)
+
+    def __str__(self) -> str:
+        return host_port(self.address, self.port)
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class ListenAddress:
+    """Where traffic for a service port is accepted. Port 0 asks for any free port."""
+
+    address: str
+    port: int
+
+    @property
+    def family(self) -> IPFamily:
+        return family_of(self.address)
+
+    def __str__(self) -> str:
+        return host_port(self.address, self.port)
+
+
+@dataclass(frozen=True, slots=True)
+class ServicePort:
+    """One port of one service with everything that decides how its traffic is handled.
+
+    `endpoints` are those to use for traffic from inside the cluster, in any order, without duplicates. For traffic
+    from outside (node ports, external and load-balancer addresses) `external_endpoints` count where they differ,
+    which is where a traffic policy is `Local`.
+    `session_affinity_s` is the idle time-out of client-IP affinity in seconds; None means no affinity.
+    `listen` says where the data path accepts connections for it; each address is a listener of its own.
+    """
+
+    name: ServicePortName
+    port: int
+    endpoints: tuple[Endpoint, ...] = ()
+    external_endpoints: tuple[Endpoint, ...] | None = None
+    session_affinity_s: float | None = None
+    listen: tuple[ListenAddress, ...] = ()
+    cluster_ips: tuple[str, ...] = ()
+    external_ips: tuple[str, ...] = ()
+    load_balancer_ips: tuple[str, ...] = ()
+    load_balancer_source_ranges: tuple[IPNetwork, ...] = ()
+    node_port: int = 0
+    health_check_node_port: int = 0
+
+    @property
+    def protocol(self) -> L4Protocol:
+        return self.name.protocol
+
+
+_NOTHING: Mapping[ServicePortName, ServicePort] = MappingProxyType({})
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """All service ports at one moment. Equal snapshots mean equal traffic handling."""
+
+    service_ports: Mapping[ServicePortName, ServicePort] = field(default=_NOTHING)
+
+    @classmethod
+    def of(cls, *service_ports: ServicePort) -> Snapshot:
+        """Return the snapshot of these service ports. Raises ValueError when two share a name."""
+        by_name = {service_port.name: service_port for service_port in service_ports}
+        if len(by_name) != len(service_ports):
+            raise ValueError("two service ports have the same name and protocol")
+        return cls(MappingProxyType(by_name))
