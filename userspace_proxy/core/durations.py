@@ -8,7 +8,7 @@ from decimal import Decimal
 from userspace_proxy.core.errors import ConfigError
 
 _UNIT_NS = {"ns": 1, "us": 10**3, "µs": 10**3, "μs": 10**3, "ms": 10**6, "s": 10**9, "m": 60 * 10**9, "h": 3600 * 10**9}
-_PART = re.compile(r"(\d+\.?\d*|\.\d+)(ns|us|µs|μs|ms|s|m|h)")
+_PART = re.compile(r"([0-9]+\.?[0-9]*|\.[0-9]+)(ns|us|µs|μs|ms|s|m|h)")
 _MAX_NS = 2**63 - 1
 
 
@@ -18,7 +18,7 @@ def parse_duration(text: str) -> float:
     if unsigned == "0":
         return 0.0
     parts = _PART.findall(unsigned)
-    if not parts or "".join(number + unit for number, unit in parts) != unsigned or not unsigned.isprintable():
+    if not parts or "".join(number + unit for number, unit in parts) != unsigned:
         hint = "; it needs a unit" if unsigned.isdigit() else ""
         raise ConfigError(f"{text!r} is not a duration such as 250ms, 30s or 1h30m{hint}")
     nanoseconds = sum(int(Decimal(number) * _UNIT_NS[unit]) for number, unit in parts)
