@@ -122,7 +122,8 @@ SERVICE_FAULTS = [
      "metadata.labels: expected text, got a whole number (put it in quotes)"),
     ("10.96.0.1", "10.96.0.256", 6, "spec.clusterIP: '10.96.0.256' is no IP address"),
     ("clusterIP: 10.96.0.1", "clusterIPs:\n  - 10.96.0.1\n  - x", 8, "spec.clusterIPs[1]: 'x' is no IP address"),
-    ("clusterIP: 10.96.0.1", "externalIPs: [x]", 6, "spec.externalIPs[0]: 'x' is no IP address"),
+    ("clusterIP: 10.96.0.1", "loadBalancerSourceRanges: [10.0.0.0/8]\n  externalIPs: [x]", 7,
+     "spec.externalIPs[0]: 'x' is no IP address"),
     ("clusterIP: 10.96.0.1", "loadBalancerSourceRanges: [10.0.0.1]", 6,
      "spec.loadBalancerSourceRanges[0]: '10.0.0.1' is no network"),
     ("clusterIP: 10.96.0.1", "type: clusterip", 6, "spec.type: 'clusterip' is not one of ClusterIP,"),
@@ -191,8 +192,21 @@ def test_what_the_api_lets_pass_is_left_to_be_skipped_later(right: str, wrong: s
     assert names(SLICE.replace(right, wrong, 1)) == ["EndpointSlice default/web-a"]
 
 
-@pytest.mark.parametrize("spec", [{"type": "ExternalName", "externalName": "example.org"}, {"clusterIP": "None"}])
-def test_only_services_that_are_served_need_ports(spec: dict[str, str]) -> None:
+def test_a_bad_address_of_a_load_balancer_names_its_place() -> None:
+    status = "status: {loadBalancer: {ingress: [{hostname: lb.example.org}, {ip: ten}]}}"
+    assert fault_of(SERVICE + status) == (
+        "a.yaml:11: Service default/web: status.loadBalancer.ingress[1].ip: 'ten' is no IP address"
+    )
+
+
+@pytest.mark.parametrize(
+    "spec",
+    [
+        {"type": "ExternalName", "externalName": "example.org"},
+        {"clusterIP": "None", "clusterIPs": ["None"], "externalIPs": ["192.0.2.1"]},
+    ],
+)
+def test_only_services_that_are_served_need_ports(spec: dict[str, Any]) -> None:
     document = {"apiVersion": "v1", "kind": "Service", "metadata": {"name": "web"}, "spec": spec}
     assert names(json.dumps(document)) == ["Service default/web"]
     assert "spec.ports: missing" in fault_of(json.dumps(document | {"spec": {}}))
