@@ -29,7 +29,15 @@ _KINDS_IN_USE: Final = {kind for _, kind in (*_TYPES, *_LISTS)}
 
 _VALIDATION_ERROR = re.compile(r"(?P<reason>.*?)(?: - at `\$\.?(?P<path>.*)`)?", re.DOTALL)
 _EXPECTATION = re.compile(r"Expected `(\w+)(?: \| null)?`, got `(\w+)`")
-_WORDS: Final = {"object": "a mapping", "array": "a list", "str": "text", "int": "a whole number", "null": "nothing"}
+_WORDS: Final = {
+    "object": "a mapping",
+    "array": "a list",
+    "str": "text",
+    "int": "a whole number",
+    "float": "a fraction",
+    "bool": "true or false",
+    "null": "nothing",
+}
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator
-from typing import Final, NamedTuple, TypeVar
+from typing import Final, NamedTuple, TypeVar, assert_never
 
 from userspace_proxy.core.addresses import canonical_address, parse_network
 from userspace_proxy.core.objects import EndpointPort, Endpoints, EndpointSlice, KubernetesObject, Service, ServiceSpec
@@ -44,6 +44,8 @@ def faults(each: KubernetesObject) -> Iterator[Fault]:
             yield from _slice(each)
         case Endpoints():
             yield from _endpoints(each)
+        case _:
+            assert_never(each)
 
 
 def _service(service: Service) -> Iterator[Fault]:

@@ -35,7 +35,7 @@ MAX_DEPTH: Final = 200
 """How deep YAML may be nested. Kubernetes objects stay below 20."""
 
 _UNPRINTABLE = re.compile("[^\t\n\r\x20-\x7e\x85\xa0-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
-_INTEGER = re.compile(r"[-+]?[0-9][0-9a-fA-Fox_]*")
+_INTEGER = re.compile(r"[-+]?(?:0x[0-9a-fA-F_]+|0o[0-7_]+|0b[01_]+|[0-9][0-9_]*)")
 _OCTAL = re.compile(r"[-+]?0[0-7]+")
 _FLOAT = re.compile(r"[-+]?(?:\.[0-9]+|[0-9]+(?:\.[0-9]*)?)(?:[eE][-+]?[0-9]+)?")
 

@@ -7,12 +7,13 @@ import time
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from kubernetes_objects import HTTP, endpoint, endpoints_of, service, slice_of
 
 from userspace_proxy.core.desired import DesiredState, Notice
 from userspace_proxy.core.endpoints import NodeFacts
 from userspace_proxy.core.model import ServicePort, ServicePortName
 from userspace_proxy.core.objects import Endpoints, EndpointSlice, KubernetesObject, Service
+
+from .kubernetes_objects import HTTP, endpoint, endpoints_of, service, slice_of
 
 WEB = ServicePortName("default", "web", "http")
 

@@ -5,10 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from kubernetes_objects import endpoint, endpoints_of, slice_of
 
 from userspace_proxy.core.endpoints import NodeFacts, choose, merge_slices, merge_subsets
 from userspace_proxy.core.objects import Endpoints, EndpointSlice
+
+from .kubernetes_objects import endpoint, endpoints_of, slice_of
 
 HERE = NodeFacts("here", "zone-a")
 

@@ -6,11 +6,12 @@ from ipaddress import ip_network
 from typing import Any
 
 import pytest
-from kubernetes_objects import HTTP, service
 
 from userspace_proxy.core.model import L4Protocol, ServicePort
 from userspace_proxy.core.objects import Service
 from userspace_proxy.core.services import is_proxied, service_ports
+
+from .kubernetes_objects import HTTP, service
 
 
 def only_port(each: Service) -> ServicePort:
