@@ -77,8 +77,10 @@ class Side:
 
     def pump(self) -> None:
         """Move bytes to the peer until there are none, or it has no room, or others are due."""
+        if self.fd < 0:  # a turn that was put off comes too late
+            return
         peer = self.peer
-        if self.fd < 0 or peer.lost or self._unwritten is not None or (self._pipe is not None and self._pipe.held):
+        if peer.lost or self._unwritten is not None or (self._pipe is not None and self._pipe.held):
             return
         if self.ended:
             if self._hangup & HANGUP:
