@@ -144,9 +144,12 @@ class Side:
         pipe.held = size
         self.moved += size
         self.tally.bytes += size
-        if size < _SMALL:
+        if not self._write():
+            return False
+        if size < _SMALL:  # the bulk is over, so others may have the pipe
             self._bulk_from = self.moved
-        return self._write()
+            self.give_back_pipe()
+        return True
 
     def _write(self) -> bool:
         """Write what is held for the peer. Return whether all of it went; if not, wait for room or lose the peer."""
