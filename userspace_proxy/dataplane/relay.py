@@ -17,7 +17,7 @@ from os import read, write
 
 from userspace_proxy.dataplane.backends import Tally, Target
 from userspace_proxy.dataplane.parting import Partings
-from userspace_proxy.dataplane.poller import ERROR, HANGUP, READ_HANGUP, WRITABLE, Poller
+from userspace_proxy.dataplane.poller import ERROR, HANGUP, READ_HANGUP, URGENT, WRITABLE, Poller
 from userspace_proxy.dataplane.settings import DataPlaneSettings
 from userspace_proxy.dataplane.sockets import borrowed
 from userspace_proxy.dataplane.splice import CAN_SPLICE, SPLICE_FLAGS, Pipe, PipePool, splice
@@ -35,7 +35,7 @@ class Side:
 
     __slots__ = (
         "_bulk_from",
-        "_hangup",
+        "_told",
         "_pipe",
         "_relay",
         "_unwritten",
@@ -61,7 +61,7 @@ class Side:
         self.moved = 0
         self.ended = self.lost = self.was_reset = False
         self._bulk_from = 0  # what had been moved when the last small message was seen
-        self._hangup = 0  # remembered, as an edge may come while this direction waits
+        self._told = 0  # beyond readability; remembered, as an edge may come while this direction waits
         self._unwritten: memoryview | None = None
         self._pipe: Pipe | None = None
 
@@ -72,7 +72,7 @@ class Side:
             if self.fd < 0:
                 return
         if events & ~WRITABLE:
-            self._hangup |= events & (READ_HANGUP | ERROR | HANGUP)
+            self._told |= events & (URGENT | READ_HANGUP | ERROR | HANGUP)
             self.pump()
 
     def pump(self) -> None:
@@ -83,7 +83,7 @@ class Side:
         if peer.lost or self._unwritten is not None or (self._pipe is not None and self._pipe.held):
             return
         if self.ended:
-            if self._hangup & HANGUP:
+            if self._told & HANGUP:
                 self._die_after_end()
             return
         for _ in range(_TURNS):
@@ -118,9 +118,9 @@ class Side:
             if size < _CHUNK:
                 if size < _SMALL:
                     self._bulk_from = self.moved
-                if not self._hangup:
+                if not self._told:  # all is read; but at urgent data a read stops short
                     return
-                if not self._hangup & (ERROR | HANGUP):  # only a FIN is behind these bytes: spare the read of it
+                if self._told == READ_HANGUP:  # only a FIN is behind these bytes: spare the read of it
                     self._end()
                     return
         self._relay.poller.defer(self.pump)
@@ -192,7 +192,7 @@ class Side:
         else:
             self._relay.poller.pause_reading(self.fd)
             peer.shut_down_writing()
-            if self.lost or self._hangup & HANGUP:
+            if self.lost or self._told & HANGUP:
                 self._relay.part(peer, reset=False)
             else:
                 self._relay.watch_half_closed(self)
