@@ -341,6 +341,24 @@ def test_connections_that_end_while_their_turn_is_put_off_raise_nothing(proxy: R
     assert eventually(proxy.is_idle)
 
 
+def test_an_event_of_a_closed_connection_does_not_reach_the_next_one_with_its_descriptor(
+    proxy: RunningProxy, stage: Stage
+) -> None:
+    """In one batch: the first connection is closed, the second gets its number, and then comes news of the first."""
+    backend = stage.backend()
+    address = proxy.serve(backend.endpoint)
+    for _ in range(5):
+        first, first_server = stage.connect(address), backend.accept()
+        with proxy.held():
+            first_server.reset()
+            second = stage.connect(address)
+            first.half_close()
+        second_server = backend.accept()
+        for _ in range(3):
+            second.send(b"hello")
+            assert second_server.receive(5) == b"hello"
+
+
 def unsent(peer: Peer) -> int:
     """How much the kernel of the other end has not acknowledged."""
     count = array.array("i", [0])

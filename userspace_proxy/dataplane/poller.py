@@ -120,7 +120,8 @@ class EpollPoller:
         self._epoll.unregister(fd)
 
     def close(self, fd: int) -> None:
-        if self._handlers.pop(fd, None) is not None and self._dispatching:
+        self._handlers.pop(fd, None)
+        if self._dispatching:  # also where it is not watched any more: its events may be in this batch
             self._to_close.append(fd)
         else:
             os.close(fd)
