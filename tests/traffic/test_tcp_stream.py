@@ -327,6 +327,22 @@ def test_counters_are_exact(proxy: RunningProxy, stage: Stage) -> None:
     assert (counters.bytes_to_endpoint, counters.bytes_to_client) == (len(BULK), len(BULK))
 
 
+def test_bytes_in_flight_survive_the_death_of_the_backend_though_both_have_half_closed(
+    proxy: RunningProxy, stage: Stage
+) -> None:
+    """The client's unread FIN and ours to it look like a dead socket, but its bytes are still on their way."""
+    client, backend = stage.connected_pair(proxy, receive_buffer=4096)
+    backend.send(BULK[:600_000])
+    backend.half_close()
+    assert eventually(lambda: unsent(backend) == 0)
+    with proxy.held():
+        backend.reset()
+        client.send(b"nobody reads this")
+        client.half_close()
+    assert client.receive_all() == BULK[:600_000]
+    assert eventually(proxy.is_idle)
+
+
 def test_connections_that_end_while_their_turn_is_put_off_raise_nothing(proxy: RunningProxy, stage: Stage) -> None:
     """A direction with more than its share is put off; by then its connection may be closed."""
     backend = stage.backend()
