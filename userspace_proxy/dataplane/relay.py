@@ -35,9 +35,9 @@ class Side:
 
     __slots__ = (
         "_bulk_from",
-        "_told",
         "_pipe",
         "_relay",
+        "_told",
         "_unwritten",
         "ended",
         "family",
