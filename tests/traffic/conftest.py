@@ -113,6 +113,11 @@ class RunningProxy:
     def addresses(self, name: ServicePortName) -> tuple[ListenAddress, ...]:
         return self.call(lambda: self.proxy.addresses(name))
 
+    def listener(self) -> object:
+        """The one listener of the data path, for its identity."""
+        (listener,) = self.proxy._plane._listeners.values()
+        return listener
+
     def counters(self) -> Counters:
         return self.call(self.proxy.counters)
 

@@ -104,7 +104,11 @@ class UdpSession:
         for _ in listener.engine.settings.dial_ladder_s:
             try:
                 (self._sock or self._connect()).send(data)
-            except NoEndpoints:
+            except NoEndpoints as error:
+                listener.engine.complain(
+                    listener.backends.name,
+                    f"a datagram was dropped, as {error}",
+                )
                 break
             except OSError as error:
                 if error.errno not in _UNREACHABLE:
@@ -161,7 +165,7 @@ class UdpSession:
         self._tried = (endpoint,) if endpoint in self._tried else (*self._tried, endpoint)
         self._disconnect()
         _log.debug("%s: %s refused a datagram: %s", name, endpoint, error.strerror)
-        self._listener.engine.on_dial_failure(name, endpoint)
+        self._listener.engine.tell_dial_failure(name, endpoint)
 
     def _disconnect(self) -> None:
         if self._sock is not None:
