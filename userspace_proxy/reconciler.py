@@ -64,8 +64,11 @@ class Reconciler:
         plan = diff(self._running, self._desired)
         if not plan:
             return
-        applied = await self._plane.apply(plan)
-        self._note(plan, applied, quiet=quiet)
+        applied = Applied()
+        try:
+            await self._plane.apply(plan, applied)
+        finally:  # also when it was cancelled: then the plan is carried out all the same
+            self._note(plan, applied, quiet=quiet)
 
     def _note(self, plan: Plan, applied: Applied, *, quiet: bool) -> None:
         """Record what runs now. A service port that failed keeps only the listeners that it had and still wants."""
