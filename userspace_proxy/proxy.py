@@ -54,6 +54,7 @@ class Proxy:
     ) -> None:
         self._retries.cancel()
         try:
+            await self._reconciler.stop()
             await self._plane.drain(self._drain_timeout_s)
         finally:
             self._plane.close()
@@ -69,7 +70,7 @@ class Proxy:
 
     def addresses(self, name: ServicePortName) -> tuple[ListenAddress, ...]:
         """Return where the proxy listens for a service port, with real port numbers, in the order asked for."""
-        return tuple(bound for (owner, _), bound in self._reconciler.bound.items() if owner == name)
+        return self._reconciler.addresses(name)
 
     def counters(self) -> Counters:
         """Return a reading of all counters, as plain data."""

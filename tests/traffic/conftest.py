@@ -165,7 +165,7 @@ class RunningProxy:
             self._started.set_result(proxy)
             await self._leave.wait()
         left = asyncio.all_tasks() - {asyncio.current_task()}
-        if left:
+        if left and (left := (await asyncio.wait(left, timeout=1.0))[1]):
             self.faults.append(f"tasks left: {left}")
 
 

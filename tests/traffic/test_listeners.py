@@ -215,7 +215,9 @@ def test_leaving_while_an_apply_is_under_way_leaves_nothing(stage: Stage) -> Non
         task = asyncio.get_running_loop().create_task(proxy.proxy.apply(Snapshot.of(*services)))
         await asyncio.sleep(0)
         proxy._leave.set()
-        await task
+        assert await task == {}
+        with pytest.raises(RuntimeError, match="was left"):
+            await proxy.proxy.apply(Snapshot())
 
     proxy.run(leave_during_apply())
     proxy.stop()
