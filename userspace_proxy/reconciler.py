@@ -72,6 +72,7 @@ class Reconciler:
     async def _reconcile(self, *, quiet: bool) -> None:
         plan = diff(self._running, self._desired)
         if not plan:
+            self._failures = {}  # what failed is not wanted any more
             return
         applied = Applied()
         try:
