@@ -16,7 +16,7 @@ from userspace_proxy.dataplane.backends import Backends
 from userspace_proxy.dataplane.engine import Engine, OnDialFailure
 from userspace_proxy.dataplane.listener import TcpListener
 from userspace_proxy.dataplane.settings import DataPlaneSettings
-from userspace_proxy.dataplane.sockets import bind_udp, listen_tcp
+from userspace_proxy.dataplane.sockets import WILDCARDS, bind_udp, listen_tcp
 from userspace_proxy.dataplane.udp import Sessions, UdpListener
 
 _STEPS_PER_TURN = 64
@@ -134,7 +134,8 @@ class DataPlane:
             try:
                 listener = self._listen(name, address)
             except ListenFailed as error:
-                refused.append(self._name_the_owner(name, address, error))
+                in_use = error.errno_name == "EADDRINUSE"
+                refused.append(self._name_the_owner(name, address, error) if in_use else error)
             else:
                 self._listeners[name, address] = listener
                 opened[name, address] = listener.address
@@ -151,9 +152,9 @@ class DataPlane:
         return UdpListener(self._engine, self._sessions, backends, bind_udp(address))
 
     def _name_the_owner(self, name: ServicePortName, address: ListenAddress, error: ListenFailed) -> ListenFailed:
-        """Return an error that names the other service port where one of ours has the port."""
+        """Return an error that names the service port which has the port, where it is one of ours."""
         for (owner, _), listener in self._listeners.items():
-            if owner.protocol is name.protocol and listener.address.port == address.port:
+            if owner.protocol is name.protocol and _overlap(listener.address, address):
                 return ListenFailed(str(address), f"in use by {owner}", error.errno_name)
         return error
 
@@ -174,3 +175,11 @@ def _by_name(listenings: Iterable[Listening]) -> dict[ServicePortName, list[List
     for name, address in listenings:
         grouped.setdefault(name, []).append(address)
     return grouped
+
+
+def _overlap(one: ListenAddress, other: ListenAddress) -> bool:
+    """Tell whether two listeners of one protocol exclude each other."""
+    addresses = {one.address, other.address}
+    return (
+        one.port == other.port and one.family is other.family and (len(addresses) == 1 or bool(addresses & WILDCARDS))
+    )

@@ -16,6 +16,9 @@ OUT_OF_RESOURCES = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.E
 LOCAL_FAULTS = OUT_OF_RESOURCES | {errno.EADDRNOTAVAIL, errno.EAGAIN}
 """Why a connect can fail without a word about the endpoint."""
 
+WILDCARDS = frozenset({"0.0.0.0", "::"})
+"""The addresses that stand for all addresses of their family."""
+
 BACKLOG = 4096
 KEEP_ALIVE_S = 15
 UDP_BUFFER_BYTES = 4 << 20  # performance.md: with the default 6 % of the datagrams of 1,000 flows are lost

@@ -17,13 +17,12 @@ from userspace_proxy.core.sessions import SessionTable
 from userspace_proxy.dataplane.backends import Backends, Target
 from userspace_proxy.dataplane.engine import Engine
 from userspace_proxy.dataplane.packet_info import CONTROL_BYTES, ControlMessage, reply_control, request_packet_info
-from userspace_proxy.dataplane.sockets import OUT_OF_RESOURCES, bound_address, new_datagram_socket
+from userspace_proxy.dataplane.sockets import OUT_OF_RESOURCES, WILDCARDS, bound_address, new_datagram_socket
 
 _MAX_DATAGRAM = 65535
 _MAX_BATCH = 256
 _REPLIES_PER_TURN = 16
 _EXPIRY_GRANULARITY_S = 0.01
-_WILDCARDS = frozenset({"0.0.0.0", "::"})
 _UNREACHABLE = frozenset({errno.ECONNREFUSED, errno.EHOSTUNREACH, errno.ENETUNREACH, errno.EHOSTDOWN})
 
 ClientAddress = tuple[str, int] | tuple[str, int, int, int]
@@ -188,7 +187,7 @@ class UdpListener:
         self._sock = sock
         self._fd = sock.fileno()
         self._batch = 1  # adapts to the load: a single datagram costs no second receive that finds nothing
-        self._wants_packet_info = self.address.address in _WILDCARDS and request_packet_info(sock, self.address.family)
+        self._wants_packet_info = self.address.address in WILDCARDS and request_packet_info(sock, self.address.family)
         engine.poller.watch_level(self._fd, self)
 
     def on_ready(self, events: int) -> None:
