@@ -58,7 +58,10 @@ class Proxy:
             await self._plane.drain(self._drain_timeout_s)
         finally:
             self._plane.close()
-            await self._tasks.__aexit__(kind, error, traceback)
+            if kind is asyncio.CancelledError:  # the group needs to know, as it may have caused it
+                await self._tasks.__aexit__(kind, error, traceback)
+            else:  # an error of the body comes out as itself, not in an exception group
+                await self._tasks.__aexit__(None, None, None)
 
     async def apply(self, snapshot: Snapshot, *, quiet: bool = False) -> Failures:
         """Serve the service ports of `snapshot` and no others. Return those that cannot be listened on, and why.

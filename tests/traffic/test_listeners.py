@@ -258,6 +258,15 @@ def test_an_error_of_the_body_comes_out_as_itself(stage: Stage) -> None:
         runner.run(body())
 
 
+def test_a_cancelled_body_stays_cancelled(stage: Stage) -> None:
+    async def body() -> None:
+        async with asyncio.timeout(0.05), Proxy():
+            await asyncio.Event().wait()
+
+    with asyncio.Runner() as runner, pytest.raises(TimeoutError):
+        runner.run(body())
+
+
 def test_changes_are_told_once_each(proxy: RunningProxy, stage: Stage, caplog: pytest.LogCaptureFixture) -> None:
     backend = stage.named_backend("a").endpoint
     address = proxy.serve(backend)
