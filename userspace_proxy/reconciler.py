@@ -114,8 +114,16 @@ class Reconciler:
         allows = self._endpoint_filter
         if allows is None:
             return snapshot
-        service_ports = {
-            name: replace(port, endpoints=tuple(endpoint for endpoint in port.endpoints if allows(name, endpoint)))
-            for name, port in snapshot.service_ports.items()
-        }
+
+        def allowed(name: ServicePortName, endpoints: tuple[Endpoint, ...]) -> tuple[Endpoint, ...]:
+            return tuple(endpoint for endpoint in endpoints if allows(name, endpoint))
+
+        service_ports = {}
+        for name, port in snapshot.service_ports.items():
+            external = port.external_endpoints
+            service_ports[name] = replace(
+                port,
+                endpoints=allowed(name, port.endpoints),
+                external_endpoints=None if external is None else allowed(name, external),
+            )
         return Snapshot(MappingProxyType(service_ports))

@@ -9,7 +9,7 @@ import logging
 import os
 import threading
 from collections.abc import Callable, Coroutine, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -143,9 +143,9 @@ class RunningProxy:
 
     def stop(self) -> None:
         """Leave the proxy's context, and wait until its loop has nothing more to do."""
-        if self._thread.is_alive():
+        with suppress(RuntimeError):  # it has stopped already
             self.loop.call_soon_threadsafe(self._leave.set)
-            self._thread.join(PATIENCE_S * 2)
+        self._thread.join(PATIENCE_S * 2)
         assert not self._thread.is_alive()
 
     def _run_loop(self) -> None:

@@ -101,9 +101,8 @@ class DataPlane:
         """Stop listening at once, then wait for the open connections to end, at most `timeout_s` seconds."""
         for listening in list(self._listeners):
             self._close(listening)
-        for _ in range(round(timeout_s / _DRAIN_POLL_S)):
-            if not len(self._engine.relay) and not self._engine.dials:
-                return
+        give_up_at = self._engine.loop.time() + timeout_s
+        while (len(self._engine.relay) or self._engine.dials) and self._engine.loop.time() < give_up_at:
             await asyncio.sleep(_DRAIN_POLL_S)
 
     def close(self) -> None:
