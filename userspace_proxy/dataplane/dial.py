@@ -145,7 +145,8 @@ class Dial:
             return
         engine.dials.add(self)
         if error.errno in OUT_OF_RESOURCES:
-            engine.gate.wait(self._try_again, error)
+            engine.gate.close(error)
+            engine.gate.wait(self._try_again)
         else:
             self._timer = engine.loop.call_later(_LOCAL_RETRY_S, self._try_again)
 

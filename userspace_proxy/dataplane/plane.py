@@ -92,7 +92,7 @@ class DataPlane:
             endpoints={name: backends.counters() for name, backends in self._backends.items()},
             open_connections=len(self._engine.relay),
             open_sessions=len(self._sessions),
-            accept_errors=self._engine.accept_errors,
+            accept_errors=self._engine.accept_errors + self._engine.gate.times_closed,
             dropped_datagrams=self._engine.dropped_datagrams,
             evicted_sessions=self._sessions.evicted,
         )
@@ -102,7 +102,7 @@ class DataPlane:
         for listening in list(self._listeners):
             self._close(listening)
         give_up_at = self._engine.loop.time() + timeout_s
-        while len(self._engine.relay) or self._engine.dials:  # noqa: ASYNC110 - no event for what happens so often
+        while len(self._engine.relay) or self._engine.dials:
             if self._engine.loop.time() >= give_up_at:
                 return
             await asyncio.sleep(_DRAIN_POLL_S)

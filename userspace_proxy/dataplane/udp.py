@@ -224,7 +224,7 @@ class UdpListener:
         """Count a datagram that could not be forwarded for a reason of this host."""
         self.engine.dropped_datagrams += 1
         if error.errno in OUT_OF_RESOURCES:
-            self.engine.gate.wait(lambda: None, error)
+            self.engine.gate.close(error)
 
     def end_sessions_of_removed_endpoints(self) -> None:
         """End the sessions whose endpoint is one no more, so that their clients find another."""
