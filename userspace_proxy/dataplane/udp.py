@@ -17,7 +17,13 @@ from userspace_proxy.core.sessions import SessionTable
 from userspace_proxy.dataplane.backends import Backends, Target
 from userspace_proxy.dataplane.engine import Engine
 from userspace_proxy.dataplane.packet_info import CONTROL_BYTES, ControlMessage, reply_control, request_packet_info
-from userspace_proxy.dataplane.sockets import OUT_OF_RESOURCES, WILDCARDS, bound_address, new_datagram_socket
+from userspace_proxy.dataplane.sockets import (
+    LOCAL_FAULTS,
+    OUT_OF_RESOURCES,
+    WILDCARDS,
+    bound_address,
+    new_datagram_socket,
+)
 
 _MAX_DATAGRAM = 65535
 _MAX_BATCH = 256
@@ -93,7 +99,7 @@ class UdpSession:
         self.key = key
         self.client = client
         self._reply_from = reply_from
-        self.target: Target | None = None
+        self.target: Target | None = None  # set from when it is picked until it refuses
         self._sock: socket.SocketType | None = None  # None until the first datagram, and after a refusal
         self._tried: tuple[Endpoint, ...] = ()
 
@@ -104,13 +110,11 @@ class UdpSession:
             try:
                 (self._sock or self._connect()).send(data)
             except NoEndpoints as error:
-                listener.engine.complain(
-                    listener.backends.name,
-                    f"a datagram was dropped, as {error}",
-                )
+                listener.engine.complain(listener.backends.name, f"a datagram was dropped, as {error}")
+                listener.sessions.end(self)  # others may need its place
                 break
             except OSError as error:
-                if error.errno not in _UNREACHABLE:
+                if not self._is_endpoints_fault(error):
                     listener.drop(error)
                     return
                 self._leave_endpoint(error)
@@ -144,17 +148,30 @@ class UdpSession:
         self._listener.open_sessions.discard(self)
 
     def _connect(self) -> socket.SocketType:
-        """Return a socket connected to the endpoint that is due. Raises NoEndpoints, OSError."""
+        """Return a socket connected to the endpoint that is due. Raises NoEndpoints, OSError.
+
+        After a fault of this host the same endpoint is still due.
+        """
         listener = self._listener
-        now = listener.engine.loop.time()
-        target = listener.backends.pick(listener.address.family, self.client[0], now=now, tried=self._tried)
+        if self.target is None:
+            now = listener.engine.loop.time()
+            self.target = listener.backends.pick(listener.address.family, self.client[0], now=now, tried=self._tried)
+        target = self.target
         sock = new_datagram_socket(target.socket_family)
-        self._sock, self.target = sock, target
+        try:
+            sock.connect(target.socket_address)
+        except OSError:
+            sock.close()
+            raise
+        self._sock = sock
         target.sessions += 1
         target.open_sessions += 1
         listener.engine.poller.watch_level(sock.fileno(), self)
-        sock.connect(target.socket_address)
         return sock
+
+    def _is_endpoints_fault(self, error: OSError) -> bool:
+        """Tell whether another endpoint may do better: where sending failed, only if this one is unreachable."""
+        return error.errno in _UNREACHABLE if self._sock is not None else error.errno not in LOCAL_FAULTS
 
     def _leave_endpoint(self, error: OSError) -> None:
         """The endpoint refused. The session stays, so that the client's next datagram finds another one."""
@@ -168,11 +185,11 @@ class UdpSession:
 
     def _disconnect(self) -> None:
         if self._sock is not None:
+            assert self.target is not None
+            self.target.open_sessions -= 1
             self._listener.engine.poller.close(self._sock.detach())
             self._sock = None
-        if self.target is not None:
-            self.target.open_sessions -= 1
-            self.target = None
+        self.target = None
 
 
 class UdpListener:
