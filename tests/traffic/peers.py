@@ -213,8 +213,11 @@ def identify(name: bytes) -> Callable[[Peer], None]:
     return treat
 
 
-def stall(peer: Peer) -> None:
-    """Neither read, send nor close, until the test ends."""
+def hold(peer: Peer) -> None:
+    """Say nothing, and close when the other end does."""
+    peer.sock.settimeout(None)
+    peer.receive_all()
+    peer.close()
 
 
 @contextlib.contextmanager
