@@ -6,6 +6,7 @@ import array
 import fcntl
 import hashlib
 import os
+import random
 import socket
 import termios
 import threading
@@ -291,6 +292,32 @@ def test_aborted_downloads_end_at_the_backend_and_later_ones_work(proxy: Running
     assert eventually(proxy.is_idle)
     with Peer.connect(address) as client:
         assert len(client.receive(1 << 20)) == 1 << 20
+
+
+def test_a_reset_in_the_middle_of_bulk_is_never_a_clean_end(proxy: RunningProxy, stage: Stage) -> None:
+    """A splice that meets the reset after it moved something reports what it moved, and the error is gone."""
+    backend = stage.backend()
+    address = proxy.serve(backend.endpoint)
+    rng = random.Random(5)
+    for _ in range(60):
+        client = Peer.connect(address, receive_buffer=rng.choice([4096, 65536, 1 << 20]))
+        server = backend.accept()
+        heard = []
+
+        def pour(server: Peer = server, heard: list[OSError] = heard) -> None:
+            try:
+                server.send(BULK)
+            except OSError as error:
+                heard.append(error)
+
+        pouring = threading.Thread(target=pour)
+        pouring.start()
+        client.receive(rng.randrange(100_000, 3_000_000))
+        client.reset()
+        pouring.join()
+        if not heard:  # a socket tells of a reset once
+            assert server.receive_until_reset() == b""
+        server.close()
 
 
 def test_nothing_is_kept_for_a_connection_that_is_idle_after_bulk(proxy: RunningProxy, stage: Stage) -> None:

@@ -18,14 +18,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from userspace_proxy.dataplane.poller import Poller
-from userspace_proxy.dataplane.sockets import borrowed
+from userspace_proxy.dataplane.sockets import borrowed, is_closed
 from userspace_proxy.dataplane.sweeper import Sweeper
 
 _INTERVAL_S = 0.01
 _RESET_ON_CLOSE = struct.pack("ii", 1, 0)  # struct linger: on, 0 seconds
 _IS_LINUX = sys.platform == "linux"
 _SO_NWRITE = 0x1024  # macOS
-_TCP_CLOSE = 7  # Linux: a struct tcp_info starts with the state
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -81,9 +80,6 @@ def _unacknowledged(parting: Parting) -> int:
             return sock.getsockopt(socket.SOL_SOCKET, _SO_NWRITE)
     count = array.array("i", [0])
     fcntl.ioctl(parting.fd, termios.TIOCOUTQ, count)
-    if count[0]:
-        # A socket that was reset keeps its count. Its state says so; POLLHUP would also mean two half-closes.
-        with borrowed(parting.fd, parting.family) as sock:
-            if sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 1)[0] == _TCP_CLOSE:
-                return 0
+    if count[0] and is_closed(parting.fd, parting.family):  # a socket that was reset keeps its count
+        return 0
     return count[0]

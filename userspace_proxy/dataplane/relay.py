@@ -19,7 +19,7 @@ from userspace_proxy.dataplane.backends import Tally, Target
 from userspace_proxy.dataplane.parting import Partings
 from userspace_proxy.dataplane.poller import ERROR, HANGUP, READ_HANGUP, URGENT, WRITABLE, Poller
 from userspace_proxy.dataplane.settings import DataPlaneSettings
-from userspace_proxy.dataplane.sockets import borrowed
+from userspace_proxy.dataplane.sockets import borrowed, is_closed
 from userspace_proxy.dataplane.splice import CAN_SPLICE, SPLICE_FLAGS, Pipe, PipePool, splice
 from userspace_proxy.dataplane.sweeper import Sweeper
 
@@ -35,6 +35,7 @@ class Side:
 
     __slots__ = (
         "_bulk_from",
+        "_fin_came",
         "_pipe",
         "_relay",
         "_told",
@@ -61,6 +62,7 @@ class Side:
         self.moved = 0
         self.ended = self.lost = self.was_reset = False
         self._bulk_from = 0  # what had been moved when the last small message was seen
+        self._fin_came = False  # told of while the socket lived
         self._told = 0  # beyond readability; remembered, as an edge may come while this direction waits
         self._unwritten: memoryview | None = None
         self._pipe: Pipe | None = None
@@ -72,7 +74,10 @@ class Side:
             if self.fd < 0:
                 return
         if events & ~WRITABLE:
-            self._told |= events & (URGENT | READ_HANGUP | ERROR | HANGUP)
+            beyond = events & (URGENT | READ_HANGUP | ERROR | HANGUP)
+            if beyond:
+                self._told |= beyond
+                self._fin_came |= beyond & (READ_HANGUP | ERROR) == READ_HANGUP
             self.pump()
 
     def pump(self) -> None:
@@ -185,7 +190,7 @@ class Side:
         self.ended = True
         self.give_back_pipe()
         peer = self.peer
-        if self.was_reset:
+        if self.was_reset or self._was_reset_unheard():
             self._relay.part(peer, reset=True)
         elif peer.ended:
             self._relay.close(self)
@@ -208,6 +213,7 @@ class Side:
     def _lose_peer(self, error: OSError) -> None:
         """Writing failed: the peer takes nothing more, but what it sent before still has to reach this side."""
         peer = self.peer
+        may_be_second_error = self._pipe is not None and self._pipe.held > 0 and not peer._fin_came
         self._unwritten = None
         self.give_back_pipe()
         if self.lost:
@@ -216,10 +222,19 @@ class Side:
             self._relay.part(self, reset=False)
         else:
             peer.lost = True
-            peer.was_reset = error.errno != errno.EPIPE  # EPIPE: the peer's FIN had come before it died
+            # EPIPE: the peer's FIN had come before it died; or a splice met the reset and kept it to itself.
+            peer.was_reset = error.errno != errno.EPIPE or may_be_second_error
             self._relay.poller.pause_reading(self.fd)
             self._relay.watch_half_closed(self)
             peer.pump()
+
+    def _was_reset_unheard(self) -> bool:
+        """Tell whether what looks like a FIN is a reset that a splice to this socket met and did not report.
+
+        A splice that has moved something before the error returns that, and the error is gone: reads then return 0.
+        """
+        pipe = self.peer._pipe
+        return pipe is not None and pipe.held > 0 and not self._fin_came and is_closed(self.fd, self.family)
 
     def shut_down_writing(self) -> None:
         """Send a FIN. A socket that is dead already ignores it: its death shows by itself."""
