@@ -196,10 +196,15 @@ class Stage:
         return self._closed_at_end(Peer.connect(address, **options))
 
     def connected_pair(self, proxy: RunningProxy, **options: Any) -> tuple[Peer, Peer]:
-        """A client and the backend's end of its connection through the proxy."""
+        """A client and the backend's end of its connection through the proxy, which relays between them already.
+
+        A backend that resets before counts as a failed dial, and the client gets another connection.
+        """
         backend = self.backend()
         client = self.connect(proxy.serve(backend.endpoint), **options)
-        return client, backend.accept()
+        server = backend.accept()
+        assert eventually(lambda: proxy.counters_of(backend.endpoint).open_connections == 1)
+        return client, server
 
     def datagrams(self, address: str = "127.0.0.1", **options: Any) -> Datagrams:
         return self._closed_at_end(Datagrams(address, **options))
