@@ -54,10 +54,14 @@ class Proxy:
     ) -> None:
         self._retries.cancel()
         try:
+            await self._reconciler.stop()
             await self._plane.drain(self._drain_timeout_s)
         finally:
             self._plane.close()
-            await self._tasks.__aexit__(kind, error, traceback)
+            if kind is asyncio.CancelledError:  # the group needs to know, as it may have caused it
+                await self._tasks.__aexit__(kind, error, traceback)
+            else:  # an error of the body comes out as itself, not in an exception group
+                await self._tasks.__aexit__(None, None, None)
 
     async def apply(self, snapshot: Snapshot, *, quiet: bool = False) -> Failures:
         """Serve the service ports of `snapshot` and no others. Return those that cannot be listened on, and why.
@@ -69,7 +73,7 @@ class Proxy:
 
     def addresses(self, name: ServicePortName) -> tuple[ListenAddress, ...]:
         """Return where the proxy listens for a service port, with real port numbers, in the order asked for."""
-        return tuple(bound for (owner, _), bound in self._reconciler.bound.items() if owner == name)
+        return self._reconciler.addresses(name)
 
     def counters(self) -> Counters:
         """Return a reading of all counters, as plain data."""

@@ -25,7 +25,10 @@ class ConfigError(ProxyError):
 
 
 class NoEndpoints(ProxyError):
-    """The service port has no endpoint that could be picked."""
+    """The service port has no endpoint that could be picked. The text goes on after "as"."""
+
+    def __init__(self, reason: str = "it has no endpoints") -> None:
+        super().__init__(reason)
 
 
 class ListenFailed(ProxyError):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import socket
 from collections.abc import Callable, Sequence
 
@@ -10,6 +11,8 @@ from userspace_proxy.core.counters import EndpointCounters
 from userspace_proxy.core.errors import NoEndpoints
 from userspace_proxy.core.model import Endpoint, IPFamily, ServicePort, ServicePortName, canonical_client
 from userspace_proxy.dataplane.sockets import SOCKET_FAMILY
+
+_log = logging.getLogger(__name__)
 
 
 class Tally:
@@ -82,23 +85,35 @@ class Backends:
             endpoint: self._targets.get(endpoint) or Target(endpoint) for endpoint in service_port.endpoints
         }
         families = {endpoint.family for endpoint in self._targets}
-        for family in families - self._balancers.keys():
-            self._balancers[family] = self._make_balancer()
-        for family, balancer in self._balancers.items():
-            of_family = [endpoint for endpoint in self._targets if endpoint.family is family]
-            balancer.update(of_family, service_port.session_affinity_s)
+        for family in families | self._balancers.keys():
+            self._update_balancer(family, service_port.session_affinity_s)
         self._only = families.pop() if len(families) == 1 and self._cross_family else None
 
     def pick(self, family: IPFamily, client: str, *, now: float, tried: Sequence[Endpoint] = ()) -> Target:
-        """Return the target for a client of a listener of this family. Raises NoEndpoints."""
+        """Return the target for a client of a listener of this family.
+
+        Raises NoEndpoints, also where a balancer of the user's own fails: then with a text that says so.
+        """
         balancer = self._balancers.get(self._only or family)
         if balancer is None:
             raise NoEndpoints
-        endpoint = balancer.pick(canonical_client(client), now=now, tried=tried)
-        target = self._targets.get(endpoint)
-        if target is None:  # a balancer of the user's own may answer with anything
-            raise NoEndpoints
-        return target
+        try:
+            return self._targets[balancer.pick(canonical_client(client), now=now, tried=tried)]
+        except NoEndpoints:
+            raise
+        except Exception as error:
+            raise NoEndpoints(f"its balancer failed: {error!r}") from error
+
+    def _update_balancer(self, family: IPFamily, session_affinity_s: float | None) -> None:
+        """Pass the endpoints of a family on. A balancer that fails at it is dropped: its old endpoints are wrong."""
+        of_family = [endpoint for endpoint in self._targets if endpoint.family is family]
+        try:
+            balancer = self._balancers.pop(family, None) or self._make_balancer()
+            balancer.update(of_family, session_affinity_s)
+        except Exception:
+            _log.exception("%s (%s): its balancer could not take the endpoints", self.name, self.name.protocol)
+        else:
+            self._balancers[family] = balancer
 
     def __contains__(self, endpoint: Endpoint) -> bool:
         return endpoint in self._targets

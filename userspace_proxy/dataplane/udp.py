@@ -17,7 +17,12 @@ from userspace_proxy.core.sessions import SessionTable
 from userspace_proxy.dataplane.backends import Backends, Target
 from userspace_proxy.dataplane.engine import Engine
 from userspace_proxy.dataplane.packet_info import CONTROL_BYTES, ControlMessage, reply_control, request_packet_info
-from userspace_proxy.dataplane.sockets import OUT_OF_RESOURCES, bound_address, new_datagram_socket
+from userspace_proxy.dataplane.sockets import (
+    LOCAL_FAULTS,
+    OUT_OF_RESOURCES,
+    bound_address,
+    new_datagram_socket,
+)
 
 _MAX_DATAGRAM = 65535
 _MAX_BATCH = 256
@@ -93,7 +98,7 @@ class UdpSession:
         self.key = key
         self.client = client
         self._reply_from = reply_from
-        self.target: Target | None = None
+        self.target: Target | None = None  # set from when it is picked until it refuses
         self._sock: socket.SocketType | None = None  # None until the first datagram, and after a refusal
         self._tried: tuple[Endpoint, ...] = ()
 
@@ -103,10 +108,12 @@ class UdpSession:
         for _ in listener.engine.settings.dial_ladder_s:
             try:
                 (self._sock or self._connect()).send(data)
-            except NoEndpoints:
+            except NoEndpoints as error:
+                listener.engine.complain(listener.backends.name, f"a datagram was dropped, as {error}")
+                listener.sessions.end(self)  # others may need its place
                 break
             except OSError as error:
-                if error.errno not in _UNREACHABLE:
+                if not self._is_endpoints_fault(error):
                     listener.drop(error)
                     return
                 self._leave_endpoint(error)
@@ -140,17 +147,30 @@ class UdpSession:
         self._listener.open_sessions.discard(self)
 
     def _connect(self) -> socket.SocketType:
-        """Return a socket connected to the endpoint that is due. Raises NoEndpoints, OSError."""
+        """Return a socket connected to the endpoint that is due. Raises NoEndpoints, OSError.
+
+        After a fault of this host the same endpoint is still due.
+        """
         listener = self._listener
-        now = listener.engine.loop.time()
-        target = listener.backends.pick(listener.address.family, self.client[0], now=now, tried=self._tried)
+        if self.target is None:
+            now = listener.engine.loop.time()
+            self.target = listener.backends.pick(listener.address.family, self.client[0], now=now, tried=self._tried)
+        target = self.target
         sock = new_datagram_socket(target.socket_family)
-        self._sock, self.target = sock, target
+        try:
+            sock.connect(target.socket_address)
+        except OSError:
+            sock.close()
+            raise
+        self._sock = sock
         target.sessions += 1
         target.open_sessions += 1
         listener.engine.poller.watch_level(sock.fileno(), self)
-        sock.connect(target.socket_address)
         return sock
+
+    def _is_endpoints_fault(self, error: OSError) -> bool:
+        """Tell whether another endpoint may do better: where sending failed, only if this one is unreachable."""
+        return error.errno in _UNREACHABLE if self._sock is not None else error.errno not in LOCAL_FAULTS
 
     def _leave_endpoint(self, error: OSError) -> None:
         """The endpoint refused. The session stays, so that the client's next datagram finds another one."""
@@ -160,15 +180,15 @@ class UdpSession:
         self._tried = (endpoint,) if endpoint in self._tried else (*self._tried, endpoint)
         self._disconnect()
         _log.debug("%s: %s refused a datagram: %s", name, endpoint, error.strerror)
-        self._listener.engine.on_dial_failure(name, endpoint)
+        self._listener.engine.tell_dial_failure(name, endpoint)
 
     def _disconnect(self) -> None:
         if self._sock is not None:
+            assert self.target is not None
+            self.target.open_sessions -= 1
             self._listener.engine.poller.close(self._sock.detach())
             self._sock = None
-        if self.target is not None:
-            self.target.open_sessions -= 1
-            self.target = None
+        self.target = None
 
 
 class UdpListener:
@@ -220,7 +240,7 @@ class UdpListener:
         """Count a datagram that could not be forwarded for a reason of this host."""
         self.engine.dropped_datagrams += 1
         if error.errno in OUT_OF_RESOURCES:
-            self.engine.gate.wait(lambda: None, error)
+            self.engine.gate.close(error)
 
     def end_sessions_of_removed_endpoints(self) -> None:
         """End the sessions whose endpoint is one no more, so that their clients find another."""
