@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
-import gc
 import logging
 import os
 import threading
@@ -224,7 +223,6 @@ def ask(address: Any, **options: Any) -> str:
 
 
 def open_descriptors() -> dict[int, str]:
-    gc.collect()
     found = {}
     for fd in os.listdir("/proc/self/fd"):
         try:

@@ -75,7 +75,7 @@ def test_it_waits_for_descriptors_quietly_and_goes_on_when_there_are_some(
     stage: Stage, variant: Variant, limit: int
 ) -> None:
     """cases.md 12"""
-    watched_s = 5.0 if (variant, limit) == (VARIANTS[0], 128) else 1.0
+    watched_s = 5.0 if (variant, limit) == (VARIANTS[0], 128) else 0.5
     backends = [stage.serving_backend(hold) for _ in range(2)]
     with limited_proxy(variant, limit, "TCP", *(backend.endpoint.port for backend in backends)) as proxy:
         clients = [stage.connect(proxy.address) for _ in range(200)]

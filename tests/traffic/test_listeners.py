@@ -228,7 +228,8 @@ def test_leaving_gives_open_connections_time_and_new_ones_none(stage: Stage) -> 
     client, backend = stage.connected_pair(proxy)
     address = proxy.addresses(WEB)[0]
     proxy.loop.call_soon_threadsafe(proxy._leave.set)
-    assert eventually(lambda: is_refused(address), within=1.0)
+    assert eventually(lambda: not proxy.proxy._plane._listeners, within=1.0)
+    assert is_refused(address)
     client.send(b"request")
     assert backend.receive(7) == b"request"
     backend.send(b"reply")

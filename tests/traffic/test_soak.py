@@ -17,7 +17,7 @@ from tests.traffic.conftest import RunningProxy, Stage, open_descriptors
 from tests.traffic.peers import Peer, eventually
 from userspace_proxy import L4Protocol, ListenAddress
 
-SOAK_S = float(os.environ.get("USERSPACE_PROXY_SOAK_S", "4"))
+SOAK_S = float(os.environ.get("USERSPACE_PROXY_SOAK_S", "3"))
 CLIENTS = 12
 NOISE = random.Random(1).randbytes(1 << 20)
 HEADER_BYTES = 16
@@ -179,7 +179,7 @@ def test_a_soak_of_sessions_leaves_nothing(stage: Stage) -> None:
     address = proxy.serve(*(backend.endpoint for backend in backends), protocol=L4Protocol.UDP)
     idle_descriptors = len(open_descriptors())
     rng, sent, received = random.Random(2), 0, 0
-    until = time.monotonic() + SOAK_S / 4
+    until = time.monotonic() + SOAK_S / 5
     while time.monotonic() < until:
         clients = [stage.datagrams(to=address) for _ in range(rng.randrange(1, 40))]
         for client in clients:

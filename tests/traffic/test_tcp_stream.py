@@ -126,7 +126,7 @@ def test_a_half_closed_connection_with_traffic_lives_beyond_the_time_out(stage: 
     client, backend = stage.connected_pair(proxy)
     client.half_close()
     assert backend.receive_all() == b""
-    for _ in range(10):
+    for _ in range(6):
         backend.send(b"tick")
         assert client.receive(4) == b"tick"
         assert client.hears_nothing(during=0.1)

@@ -72,24 +72,24 @@ def test_a_reply_after_400_ms_comes_only_with_a_longer_time_out(
     backend = stage.answering_datagrams(bytes, delay_s=0.4)
     client = stage.datagrams(to=proxy.serve(backend.endpoint, protocol=UDP))
     client.send(b"?")
-    assert client.hears_nothing(during=0.6) is not is_answered
+    assert client.hears_nothing(during=0.5) is not is_answered
 
 
 @pytest.mark.parametrize("direction", ["to the backend", "to the client"])
 def test_traffic_in_either_direction_renews_a_session(stage: Stage, direction: str) -> None:
-    proxy = stage.proxy(settings={"udp_idle_timeout_s": 0.3})
+    proxy = stage.proxy(settings={"udp_idle_timeout_s": 0.2})
     backend = stage.datagrams()
     client = stage.datagrams(to=proxy.serve(backend.endpoint, protocol=UDP))
     client.send(b"?")
     _, session = backend.receive_from()
-    for _ in range(5):
+    for _ in range(4):
         if direction == "to the backend":
             client.send(b"again")
             assert backend.receive_from() == (b"again", session)
         else:
             backend.answer(b"news", session)
             assert client.receive() == b"news"
-        assert client.hears_nothing(during=0.12)
+        assert client.hears_nothing(during=0.08)
     assert proxy.counters_of(backend.endpoint).sessions == 1
     assert eventually(proxy.is_idle, within=1.0)
 
