@@ -2,39 +2,53 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from hypothesis import given
 from hypothesis import strategies as st
 
 from userspace_proxy.core.sessions import SessionTable
 
-KEYS = st.sampled_from("abcdef")
-steps = st.lists(st.tuples(st.sampled_from(["traffic", "remove", "expire", "wait"]), KEYS), max_size=80)
+TIMEOUT_S = 3.0
+
+
+@dataclass(eq=False)
+class Session:
+    key: str
+    active_s: float
+
+
+steps = st.lists(
+    st.tuples(st.sampled_from(["traffic", "remove", "expire", "wait"]), st.sampled_from("abcdef")), max_size=80
+)
 
 
 @given(steps, st.integers(1, 4))
 def test_the_table_does_what_a_list_of_times_does(steps: list[tuple[str, str]], capacity: int) -> None:
-    table: SessionTable[str, int] = SessionTable(idle_timeout_s=3.0, capacity=capacity)
-    model: list[tuple[str, int, float]] = []  # longest idle first
+    table: SessionTable[Session] = SessionTable(idle_timeout_s=TIMEOUT_S, capacity=capacity)
+    model: list[Session] = []
     now = 0.0
-    for number, (kind, key) in enumerate(steps):
-        known = next((entry for entry in model if entry[0] == key), None)
+    for kind, key in steps:
+        now += 0.001  # no two are equally idle
+        known = next((session for session in model if session.key == key), None)
         if kind == "traffic" and known is None:
-            evicted = table.add(key, number, now=now)
-            expected = [session for _, session, _ in model[: max(0, len(model) - capacity + 1)]]
-            assert evicted == expected
-            model = [*model[len(expected) :], (key, number, now)]
+            session = Session(key, now)
+            going = sorted(model, key=lambda session: session.active_s)[: max(0, len(model) - capacity + 1)]
+            assert table.add(session) == going
+            model = [*(other for other in model if other not in going), session]
         elif kind == "traffic" and known is not None:
-            table.renew(key, now=now)
-            model = [entry for entry in model if entry is not known] + [(key, known[1], now)]
-        elif kind == "remove":
-            table.remove(key)
-            model = [entry for entry in model if entry is not known]
+            known.active_s = now
+        elif kind == "remove" and known is not None:
+            table.remove(known)
+            model.remove(known)
         elif kind == "expire":
-            assert table.expire(now=now) == [session for _, session, active in model if now - active >= 3.0]
-            model = [entry for entry in model if now - entry[2] < 3.0]
+            due = [session for session in model if now - session.active_s >= TIMEOUT_S]
+            assert table.expire(now=now) == sorted(due, key=lambda session: session.active_s)
+            model = [session for session in model if session not in due]
         else:
             now += 1.0
-        assert list(table) == [(key, session) for key, session, _ in model]
+        assert list(table) == model
         assert len(table) == len(model) <= capacity
-        assert table.next_expiry() == (model[0][2] + 3.0 if model else None)
-        assert all(table.get(key) == session for key, session, _ in model)
+        next_expiry = table.next_expiry()
+        assert (next_expiry is None) == (not model)
+        assert next_expiry is None or next_expiry <= min(session.active_s for session in model) + TIMEOUT_S
