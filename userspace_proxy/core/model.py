@@ -129,11 +129,14 @@ class ServicePort:
         return self.name.protocol
 
 
+_NOTHING: Mapping[ServicePortName, ServicePort] = MappingProxyType({})
+
+
 @dataclass(frozen=True, slots=True)
 class Snapshot:
     """All service ports at one moment. Equal snapshots mean equal traffic handling."""
 
-    service_ports: Mapping[ServicePortName, ServicePort] = field(default_factory=lambda: MappingProxyType({}))
+    service_ports: Mapping[ServicePortName, ServicePort] = field(default_factory=lambda: _NOTHING)
 
     @classmethod
     def of(cls, *service_ports: ServicePort) -> Snapshot:
