@@ -72,11 +72,13 @@ class Reconciler:
         for listening in (*plan.release, *plan.close):
             self._bound.pop(listening, None)
         self._bound.update(applied.bound)
-        running = dict(self._desired.service_ports)
-        for name in applied.failures:
-            kept = tuple(address for address in running[name].listen if (name, address) in self._bound)
-            running[name] = replace(running[name], listen=kept)
-        before, self._running = self._running, Snapshot(MappingProxyType(running))
+        before, self._running = self._running, self._desired
+        if applied.failures:
+            running = dict(self._desired.service_ports)
+            for name in applied.failures:
+                kept = tuple(address for address in running[name].listen if (name, address) in self._bound)
+                running[name] = replace(running[name], listen=kept)
+            self._running = Snapshot(MappingProxyType(running))
         known, self._failures = self._failures, dict(applied.failures)
         if not quiet:
             self._log_changes(plan, before, known)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import zip_longest
 
 from userspace_proxy.core.model import L4Protocol, ListenAddress, ServicePort, ServicePortName, Snapshot
 
@@ -31,8 +32,10 @@ class Plan:
 def diff(running: Snapshot, desired: Snapshot) -> Plan:
     """Return the plan that turns `running` into `desired`. Whole service ports are compared: no field is forgotten."""
     before, after = running.service_ports, desired.service_ports
-    changed = [port for name, port in after.items() if before.get(name) is not port and before.get(name) != port]
-    removed = [name for name in before if name not in after]
+    # What did not change is mostly the same object at the same place, which is far cheaper to see than to look up.
+    pairs = [(old, new) for old, new in zip_longest(before.values(), after.values()) if old is not new]
+    changed = [new for _, new in pairs if new is not None and before.get(new.name) != new]
+    removed = [old.name for old, _ in pairs if old is not None and old.name not in after]
 
     opened: list[Listening] = []
     closed: list[Listening] = [(name, address) for name in removed for address in before[name].listen]

@@ -66,13 +66,15 @@ class Backends:
     listener's clients get endpoints of its family; with `cross_family`, those of the other one when it has none.
     """
 
+    __slots__ = ("_balancers", "_cross_family", "_make_balancer", "_only", "_targets", "name")
+
     def __init__(self, name: ServicePortName, make_balancer: Callable[[], Balancer], *, cross_family: bool) -> None:
         self.name = name
         self._targets: dict[Endpoint, Target] = {}
         self._make_balancer = make_balancer
         self._balancers: dict[IPFamily, Balancer] = {}  # made when the first endpoint of a family appears
         self._cross_family = cross_family
-        self._serving = {family: family for family in IPFamily}  # whose endpoints the listeners of a family use
+        self._only: IPFamily | None = None  # the family whose endpoints serve the listeners of both
 
     def update(self, service_port: ServicePort) -> None:
         """Use the endpoints and the affinity of this service port from the next pick on."""
@@ -85,12 +87,11 @@ class Backends:
         for family, balancer in self._balancers.items():
             of_family = [endpoint for endpoint in self._targets if endpoint.family is family]
             balancer.update(of_family, service_port.session_affinity_s)
-        only = next(iter(families)) if len(families) == 1 and self._cross_family else None
-        self._serving = {family: only or family for family in IPFamily}
+        self._only = families.pop() if len(families) == 1 and self._cross_family else None
 
     def pick(self, family: IPFamily, client: str, *, now: float, tried: Sequence[Endpoint] = ()) -> Target:
         """Return the target for a client of a listener of this family. Raises NoEndpoints."""
-        balancer = self._balancers.get(self._serving[family])
+        balancer = self._balancers.get(self._only or family)
         if balancer is None:
             raise NoEndpoints
         endpoint = balancer.pick(canonical_client(client), now=now, tried=tried)

@@ -18,6 +18,8 @@ _ACCEPTS_PER_TURN = 64
 class TcpListener:
     """One listening socket of one service port. Closing it leaves the connections alone that it accepted."""
 
+    __slots__ = ("_accept", "_backends", "_engine", "_family", "_fd", "_is_waiting", "_sock", "address")
+
     def __init__(self, engine: Engine, backends: Backends, sock: socket.socket) -> None:
         self.address: ListenAddress = bound_address(sock)
         self._engine = engine
