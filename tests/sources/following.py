@@ -89,3 +89,10 @@ def endpoints_of(snapshot: Snapshot, service: str) -> tuple[str, ...]:
 
 def services_of(snapshot: Snapshot) -> set[str]:
     return {name.service_name for name in snapshot.service_ports}
+
+
+async def eventually(condition: Callable[[], object]) -> None:
+    """Return when a condition holds that nothing tells us of."""
+    async with asyncio.timeout(LIMIT_S):
+        while not condition():  # noqa: ASYNC110
+            await asyncio.sleep(0.01)

@@ -15,7 +15,7 @@ import pytest
 
 from tests.apiserver import ApiServer, service
 from tests.sources.certificates import Authority, server_context
-from tests.sources.following import following, services_of
+from tests.sources.following import eventually, following, services_of
 from userspace_proxy.core.errors import ApiUnreachable, CredentialsFailed
 from userspace_proxy.sources.connection import ApiConnection
 from userspace_proxy.sources.kubeconfig import Access, ExecEntry
@@ -92,9 +92,7 @@ async def test_rotated_certificate_files_are_used_without_a_restart(authority: A
         file.write_bytes(wrong.certificate)
         async with following(api, access=Access(api.url, certificate_authority=file)) as followed:
             waiting = asyncio.create_task(followed.first())
-            async with asyncio.timeout(10):
-                while not followed.source.watches():
-                    await asyncio.sleep(0.01)
+            await eventually(followed.source.watches)
             assert not waiting.done()
             file.write_bytes(authority.certificate)
             os.utime(file, (1, 1))

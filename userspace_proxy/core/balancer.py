@@ -9,7 +9,6 @@ from typing import Protocol
 from userspace_proxy.core.errors import NoEndpoints
 from userspace_proxy.core.model import Endpoint
 
-
 _UNSEEDED = random.Random()  # shared, as each has 2.5 KiB of state
 
 
