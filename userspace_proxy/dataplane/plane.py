@@ -140,9 +140,9 @@ class DataPlane:
         return UdpListener(self._engine, self._sessions, backends, bind_udp(address))
 
     def _name_the_owner(self, name: ServicePortName, address: ListenAddress, error: ListenFailed) -> ListenFailed:
-        """Return an error that names the other service port where one of ours has the port."""
+        """Return an error that names the other service port, where it is one of ours that has the address."""
         for (owner, _), listener in self._listeners.items():
-            if owner.protocol is name.protocol and listener.address.port == address.port:
+            if owner.protocol is name.protocol and listener.address.excludes(address):
                 return ListenFailed(str(address), f"in use by {owner}", error.errno_name)
         return error
 

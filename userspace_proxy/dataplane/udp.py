@@ -12,7 +12,7 @@ import logging
 import socket
 
 from userspace_proxy.core.errors import NoEndpoints
-from userspace_proxy.core.model import Endpoint, ListenAddress
+from userspace_proxy.core.model import WILDCARDS, Endpoint, ListenAddress
 from userspace_proxy.core.sessions import SessionTable
 from userspace_proxy.dataplane.backends import Backends, Target
 from userspace_proxy.dataplane.engine import Engine
@@ -23,7 +23,6 @@ _MAX_DATAGRAM = 65535
 _MAX_BATCH = 256
 _REPLIES_PER_TURN = 16
 _EXPIRY_GRANULARITY_S = 0.01
-_WILDCARDS = frozenset({"0.0.0.0", "::"})
 _UNREACHABLE = frozenset({errno.ECONNREFUSED, errno.EHOSTUNREACH, errno.ENETUNREACH, errno.EHOSTDOWN})
 
 ClientAddress = tuple[str, int] | tuple[str, int, int, int]
@@ -184,7 +183,7 @@ class UdpListener:
         self._sock = sock
         self._fd = sock.fileno()
         self._batch = 1  # adapts to the load: a single datagram costs no second receive that finds nothing
-        self._wants_packet_info = self.address.address in _WILDCARDS and request_packet_info(sock, self.address.family)
+        self._wants_packet_info = self.address.address in WILDCARDS and request_packet_info(sock, self.address.family)
         engine.poller.watch_level(self._fd, self)
 
     def on_ready(self, events: int) -> None:
