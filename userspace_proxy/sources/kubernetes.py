@@ -21,13 +21,14 @@ from userspace_proxy.core.errors import ApiRefused
 from userspace_proxy.core.model import Snapshot
 from userspace_proxy.core.objects import Endpoints, EndpointSlice, KubernetesObject, Node, Service
 from userspace_proxy.sources.connection import ApiConnection
-from userspace_proxy.sources.pace import Clock, Pace, Sleep
+from userspace_proxy.sources.pace import Clock, Pace, Sleep, keep_out_of_collections
 from userspace_proxy.sources.reflector import Reflector, WatchSettings
 from userspace_proxy.sources.report import Report, WatchHealth
 from userspace_proxy.sources.resources import ObjectT, Resource, endpoint_slices, endpoints, services, this_node
 from userspace_proxy.sources.this_node import ThisNode, observe
 
 _RETRY_S = 10.0
+_SETTLED_AT_ONCE = 100
 
 _log = logging.getLogger(__name__)
 
@@ -131,6 +132,7 @@ class KubernetesSource:
     async def _settle(self) -> None:
         """Work out what has changed, a service at a time. One that fails never stops another."""
         self._pace.start()
+        settled = 0
         while not self._desired.is_settled:
             try:
                 self._desired.settle()
@@ -138,6 +140,9 @@ class KubernetesSource:
                 self.build_errors += 1
                 _log.exception("a service cannot be worked out; it stays as it was, and is tried again")
                 asyncio.get_running_loop().call_later(_RETRY_S, self._wake)
+            settled += 1
+            if settled % _SETTLED_AT_ONCE == 0:
+                keep_out_of_collections()
             await self._pace.breathe()
 
     async def _follow_endpoints(self, namespace: str, slices: Reflector[EndpointSlice]) -> None:

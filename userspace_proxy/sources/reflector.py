@@ -19,7 +19,7 @@ from typing import Generic, NoReturn, Protocol
 from userspace_proxy.core.errors import ApiRefused, ProxyError, StreamBroken
 from userspace_proxy.core.objects import KubernetesObject, Node, ObjectKey
 from userspace_proxy.sources.connection import ApiConnection
-from userspace_proxy.sources.pace import Backoff, Clock, Pace, Sleep
+from userspace_proxy.sources.pace import Backoff, Clock, Pace, Sleep, keep_out_of_collections
 from userspace_proxy.sources.resources import ObjectT, Resource
 from userspace_proxy.sources.wire import (
     Bookmark,
@@ -162,6 +162,7 @@ class Reflector(Generic[ObjectT]):
                 listed.add(item.key)
                 self._upsert(item)
             await self._pace.breathe()
+        keep_out_of_collections()
 
     async def _pages(self) -> AsyncGenerator[Page[ObjectT], None]:
         """Yield a list in pages of about a mebibyte. No version is asked for, so the list is the latest there is."""
