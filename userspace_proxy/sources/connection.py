@@ -63,6 +63,7 @@ class ApiConnection:
         self._proxy = access.proxy_url or proxy_for(access.server, environ)
         self._limit = RateLimit(qps, burst)
         self._client: ApiClient | None = None
+        self._retired: ApiClient | None = None
         self._fingerprint: _Fingerprint = ()
         self._lock = asyncio.Lock()
 
@@ -76,9 +77,10 @@ class ApiConnection:
 
     async def close(self) -> None:
         """End all connections to the server."""
-        client, self._client = self._client, None
-        if client is not None:
-            await client.close()  # type: ignore[no-untyped-call]
+        clients, self._client, self._retired = (self._client, self._retired), None, None
+        for client in clients:
+            if client is not None:
+                await client.close()  # type: ignore[no-untyped-call]
 
     @asynccontextmanager
     async def request(
@@ -136,13 +138,14 @@ class ApiConnection:
         return response
 
     async def _client_for(self, identity: Identity) -> ApiClient:
-        """Return the HTTP client; a new one when certificates have changed, which ends the connections of the old."""
+        """Return the HTTP client; a new one when certificates have changed. What runs over the old one goes on."""
         async with self._lock:
             fingerprint = self._take_fingerprint(identity)
             if self._client is None or fingerprint != self._fingerprint:
                 made = await asyncio.to_thread(_make_client, self.access, identity, self._proxy)
-                await self.close()
-                self._client, self._fingerprint = made, fingerprint
+                if self._retired is not None:
+                    await self._retired.close()  # type: ignore[no-untyped-call]
+                self._client, self._retired, self._fingerprint = made, self._client, fingerprint
             return self._client
 
     def _take_fingerprint(self, identity: Identity) -> _Fingerprint:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
+from urllib.parse import quote
 
 from userspace_proxy.core.objects import (
     HEADLESS_LABEL,
@@ -65,4 +66,4 @@ def this_node(name: str) -> Resource[Node]:
 
 
 def _path(group: str, namespace: str, plural: str) -> str:
-    return f"{group}/namespaces/{namespace}/{plural}" if namespace else f"{group}/{plural}"
+    return f"{group}/namespaces/{quote(namespace, safe='')}/{plural}" if namespace else f"{group}/{plural}"

@@ -7,6 +7,7 @@ import logging
 import socket
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from urllib.parse import quote
 
 import msgspec
 
@@ -93,7 +94,8 @@ async def wait_for_node(connection: ApiConnection, name: str, *, sleep: Sleep = 
 
 
 async def _get(connection: ApiConnection, name: str) -> ThisNode:
-    async with connection.request("get", f"nodes {name}", f"/api/v1/nodes/{name}", silence_s=_SILENCE_S) as response:
+    path = f"/api/v1/nodes/{quote(name, safe='')}"
+    async with connection.request("get", f"nodes {name}", path, silence_s=_SILENCE_S) as response:
         body = await response.read()
     try:
         return observe(msgspec.json.decode(body, type=Node))
