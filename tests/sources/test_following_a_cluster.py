@@ -7,6 +7,7 @@ import itertools
 import logging
 import random
 import re
+from dataclasses import replace
 
 import pytest
 
@@ -324,6 +325,29 @@ async def test_an_object_that_cannot_be_understood_does_not_stop_the_others(
     assert health.skipped_objects == 2
     assert "default/odd cannot be understood" in caplog.text
     assert api.count("watch", "services") == 1
+
+
+async def test_an_object_that_cannot_be_understood_can_still_be_deleted(api: ApiServer) -> None:
+    api.put(service("web"))
+    api.put(service("odd"))
+    async with following(api) as followed:
+        await followed.first()
+        await api.until(lambda: len(api.open_watches()) == 2)
+        odd = service("odd")
+        odd["spec"]["ports"] = "none"
+        api.put(odd)
+        api.delete("services", "odd")
+        await followed.until_services("default/web")
+
+
+async def test_a_server_that_is_frozen_at_the_start_is_asked_again(api: ApiServer) -> None:
+    api.put(service("web"))
+    api.freeze()
+    settings = replace(QUICK, answer_timeout_s=0.2)
+    async with following(api, KubernetesSettings(watch=settings)) as followed:
+        await api.until_requested("list", "services", times=2)
+        api.thaw()
+        assert services_of(await followed.first()) == {"default/web"}
 
 
 async def test_a_silent_connection_is_given_up_after_the_watchs_time_and_some_grace(api: ApiServer) -> None:

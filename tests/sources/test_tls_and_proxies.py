@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import socket
 import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
@@ -97,6 +98,40 @@ async def test_rotated_certificate_files_are_used_without_a_restart(authority: A
             file.write_bytes(authority.certificate)
             os.utime(file, (1, 1))
             assert services_of(await waiting) == {"default/web"}
+
+
+async def test_a_rotated_client_certificate_leaves_the_watches_that_run(authority: Authority) -> None:
+    tls = server_context(authority.issue("server", ips=("127.0.0.1",)), clients_of=authority)
+    client = authority.issue("client")
+    async with ApiServer(tls=tls) as api:
+        api.put(service("web"))
+        access = Access(
+            api.url,
+            certificate_authority=authority.file,
+            client_certificate=client.certificate_file,
+            client_key=client.key_file,
+        )
+        async with following(api, access=access) as followed:
+            await followed.first()
+            await api.until(lambda: len(api.open_watches()) == 2)
+            authority.issue("client")
+            api.end_watches("services")
+            await api.until_requested("watch", "services", times=2)
+            api.put(service("second"))
+            await followed.until_services("default/web", "default/second")
+            assert api.count("watch", "endpointslices") == 1
+
+
+async def test_a_server_whose_machine_is_gone_is_found_out_by_the_kernel(api: ApiServer) -> None:
+    async with (
+        ApiConnection(Access(api.url), environ={}) as connection,
+        connection.request("watch", "services", "/api/v1/services", {"watch": "true"}, silence_s=5) as response,
+    ):
+        assert response.connection is not None
+        assert response.connection.transport is not None
+        connected = response.connection.transport.get_extra_info("socket")
+        assert connected.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
+        assert connected.getsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE) == 20
 
 
 async def test_certificates_that_are_none_are_told(tmp_path: Path) -> None:

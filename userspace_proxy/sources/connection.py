@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import socket
 import tempfile
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager, suppress
@@ -29,6 +30,8 @@ _METHODS = {"get": "GET", "list": "GET", "watch": "GET", "create": "POST", "upda
 _CONNECT_TIMEOUT_S = 30.0
 _READ_BUFFER = 1 << 20
 _MOST_OF_AN_ERROR = 1 << 16
+
+_KEEP_ALIVE = {"TCP_KEEPIDLE": 20, "TCP_KEEPINTVL": 10, "TCP_KEEPCNT": 3}
 
 _Fingerprint = tuple[object, ...]
 
@@ -135,6 +138,7 @@ class ApiConnection:
         async with asyncio.timeout(self._answer_timeout_s):
             answer = await client.call_api(_METHODS[verb], url, headers, body, _request_timeout=timeout)
         response: aiohttp.ClientResponse = answer.response
+        _probe_while_silent(response)
         return response
 
     async def _client_for(self, identity: Identity) -> ApiClient:
@@ -200,6 +204,17 @@ def _as_file(material: Material, path: Path) -> str:
     path.touch(mode=0o600)
     path.write_bytes(material)
     return str(path)
+
+
+def _probe_while_silent(response: aiohttp.ClientResponse) -> None:
+    """Let the kernel find out within a minute that the server's machine is gone: a watch may be silent for long."""
+    transport = response.connection.transport if response.connection else None
+    connected = transport.get_extra_info("socket") if transport else None
+    if connected is not None:
+        connected.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        for name, value in _KEEP_ALIVE.items():
+            if hasattr(socket, name):
+                connected.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
 
 
 async def _refusal(verb: str, resource: str, response: aiohttp.ClientResponse) -> ApiRefused:

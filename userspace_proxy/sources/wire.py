@@ -141,12 +141,12 @@ def read_event(resource: Resource[ObjectT], line: bytes) -> Event[ObjectT]:
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise StreamBroken("watch", str(resource), f"no event: {error}") from error
     decoded = _decode(event.object, resource, "watch")
-    if isinstance(decoded, Unusable):
-        return Bookmark(_items.decode(event.object).metadata.resource_version or "", decoded)
-    item, version = decoded
-    if event.type is _EventType.DELETED:
-        return Deleted(version, item.key)
-    return Upserted(version, item)
+    is_deleted = event.type is _EventType.DELETED
+    if not isinstance(decoded, Unusable):
+        item, version = decoded
+        return Deleted(version, item.key) if is_deleted else Upserted(version, item)
+    version = _items.decode(event.object).metadata.resource_version or ""
+    return Deleted(version, decoded.key) if is_deleted else Bookmark(version, decoded)
 
 
 def _decode(raw: msgspec.Raw, resource: Resource[ObjectT], verb: str) -> tuple[ObjectT, str] | Unusable:
@@ -177,14 +177,10 @@ async def lines(response: aiohttp.ClientResponse, resource: Resource[ObjectT]) -
     """Yield the lines of a watch as they come. What is left when the stream ends is no line and is dropped."""
     rest = bytearray()
     async for chunk in response.content.iter_any():
-        first, newline, more = chunk.partition(b"\n")
-        rest += first
-        if newline:
-            complete, _, tail = more.rpartition(b"\n")
-            yield bytes(rest)
-            if complete:
-                for line in complete.split(b"\n"):
-                    yield line
-            rest = bytearray(tail)
+        *complete, tail = chunk.split(b"\n")
+        for piece in complete:
+            yield bytes(rest) + piece
+            rest.clear()
+        rest += tail
         if len(rest) > _LONGEST_LINE:
             raise StreamBroken("watch", str(resource), f"a line of more than {_LONGEST_LINE >> 20} MiB")
