@@ -40,6 +40,40 @@ class PortsExhausted(ProxyError):
     """Every port of the proxy port range is taken."""
 
 
+class CredentialsFailed(ProxyError):
+    """Who we are to the API server cannot be found out: a token file or a credential plugin failed."""
+
+
+class ApiUnreachable(ProxyError):
+    """The API server gave no answer, or stopped in the middle of one."""
+
+    def __init__(self, server: str, reason: str) -> None:
+        self.server, self.reason = server, reason
+        super().__init__(f"the API server {server} cannot be reached: {reason}")
+
+
+class ApiRefused(ProxyError):
+    """The API server answered with an error. `status` is the HTTP status, also where it came inside a watch.
+
+    `retry_after_s` is the time that the server asked us to wait, if it did.
+    """
+
+    def __init__(
+        self, verb: str, resource: str, status: int, reason: str, *, retry_after_s: float | None = None
+    ) -> None:
+        self.verb, self.resource, self.status, self.reason = verb, resource, status, reason
+        self.retry_after_s = retry_after_s
+        super().__init__(f"cannot {verb} {resource}: {status} {reason}")
+
+
+class StreamBroken(ProxyError):
+    """What the API server sent is no list or watch event."""
+
+    def __init__(self, verb: str, resource: str, reason: str) -> None:
+        self.verb, self.resource, self.reason = verb, resource, reason
+        super().__init__(f"cannot {verb} {resource}: {reason}")
+
+
 class PortsRefused(ProxyError):
     """Service ports that cannot be listened on, all in one message, with options that would help.
 
