@@ -16,7 +16,7 @@ from userspace_proxy.metrics import Metrics
 
 SERVICE_PORTS, ENDPOINTS_EACH = 5000, 10
 TURN_LIMIT_S = 0.05
-"""What a busy test machine may add is in it; the longest turn takes 1 to 3 ms, the client in the same process included."""
+"""What a busy machine may add is in it: the longest turn takes 1 to 3 ms, the client in this process included."""
 
 
 def large_cluster() -> Snapshot:
