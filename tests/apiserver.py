@@ -179,7 +179,7 @@ class ApiServer:
 
     async def start(self) -> None:
         """Serve. After `stop`, serve again on the same port, with the same objects."""
-        self._runner = web.AppRunner(self.app, access_log=None, shutdown_timeout=0)
+        self._runner = web.AppRunner(self.app, access_log=None, handler_cancellation=True, shutdown_timeout=0.1)
         await self._runner.setup()
         site = web.TCPSite(self._runner, "127.0.0.1", self.port, ssl_context=self._tls, reuse_address=True)
         await site.start()
@@ -191,6 +191,7 @@ class ApiServer:
         runner, self._runner = self._runner, None
         if runner is not None:
             self.cut_watches()
+            self.end_watches()
             await runner.cleanup()
 
     # Objects
