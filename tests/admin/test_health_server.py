@@ -11,6 +11,7 @@ from collections.abc import Iterator
 import aiohttp
 import msgspec
 import pytest
+from aiohttp import web
 
 from tests.admin.conftest import ANY_PORT, PATIENCE_S, Serve, taken_port
 from tests.commands.conftest import closed
@@ -18,7 +19,7 @@ from userspace_proxy.admin import health_server, metrics_server
 from userspace_proxy.admin import server as server_module
 from userspace_proxy.admin.health import health_application
 from userspace_proxy.admin.server import HttpServer
-from userspace_proxy.core.errors import ServerFailed
+from userspace_proxy.core.errors import ListenFailed, ServerFailed
 from userspace_proxy.core.health import ProxyHealth
 from userspace_proxy.core.model import IPFamily, ListenAddress
 from userspace_proxy.core.objects import Node
@@ -39,7 +40,7 @@ async def test_case_79_a_taken_port_is_tried_again_until_it_is_free(
     with taken_port() as address:
         server = the_server(which, address)
         task = asyncio.create_task(server.run())
-        await asyncio.sleep(0.2)
+        await asyncio.sleep(0.2)  # some attempts, of which only the first says anything
         assert server.bound is None
         assert not task.done()
         (record,) = (each for each in caplog.records if each.levelno == logging.ERROR)
@@ -186,6 +187,25 @@ def host_without_ipv6(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 def test_a_host_without_ipv6_has_the_wildcard_of_ipv4(host_without_ipv6: None) -> None:
     with server_module.listen(ListenAddress("0.0.0.0", 0)) as sock:
         assert sock.family == socket.AF_INET
+
+
+def test_a_wildcard_is_refused_where_another_has_the_port() -> None:
+    with taken_port() as address, pytest.raises(ListenFailed, match="address already in use"):
+        server_module.listen(ListenAddress("0.0.0.0", address.port))
+
+
+async def test_a_fault_of_ours_is_logged_and_answered(
+    serve: Serve, client: aiohttp.ClientSession, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def fail(request: web.Request) -> web.Response:
+        raise ValueError("what")
+
+    app = server_module.new_application()
+    app.router.add_get("/", fail)
+    async with serve(HttpServer("health server", ANY_PORT, app, event_reason="")) as url:
+        async with client.get(url) as response:
+            assert response.status == 500
+    assert any(record.exc_info and "what" in str(record.exc_info[1]) for record in caplog.records)
 
 
 async def test_when_connections_are_many_the_oldest_ends_and_a_probe_gets_through(

@@ -6,14 +6,15 @@ import asyncio
 import contextlib
 import signal
 import time
-from collections.abc import Mapping
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
 
 import aiohttp
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from tests.admin.conftest import ANY_PORT, PATIENCE_S, Serve
-from tests.commands.conftest import closed
+from tests.commands.conftest import connection
 from userspace_proxy.admin import HttpServer, metrics_server
 from userspace_proxy.admin.monitoring import without_secrets
 from userspace_proxy.admin.profiling import CpuProfile
@@ -106,26 +107,41 @@ async def test_only_what_there_is_can_be_asked_and_nothing_changed(
         assert response.status == status
 
 
-async def test_a_client_that_reads_too_slowly_is_cut_off_and_a_third_one_is_told_to_wait(
-    serve: Serve, client: aiohttp.ClientSession
-) -> None:
-    scrape = Scrape(lambda: ("x" * 100_000 for _ in range(1000)), limit_s=0.3)
+def endless_scrape(limit_s: float) -> HttpServer:
+    """Return a server with more to send than any buffer holds."""
+    scrape = Scrape(lambda: ("x" * 100_000 for _ in range(1000)), limit_s=limit_s)
     app = new_application()
     app.router.add_get("/metrics", scrape.answer)
-    async with serve(HttpServer("metrics server", ANY_PORT, app, event_reason="")) as url:
-        slow = [await asyncio.open_connection("127.0.0.1", int(url.rpartition(":")[2]), limit=1024) for _ in range(2)]
-        for reader, writer in slow:
-            writer.write(b"GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n")
-            await reader.readline()
-        async with client.get(f"{url}/metrics") as response:
+    return HttpServer("metrics server", ANY_PORT, app, event_reason="")
+
+
+@asynccontextmanager
+async def slow_scrape(url: str) -> AsyncIterator[asyncio.StreamReader]:
+    """Ask for metrics and read the first line of the answer only."""
+    async with connection(int(url.rpartition(":")[2])) as (reader, writer):
+        writer.write(b"GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n")
+        assert await reader.readline() == b"HTTP/1.1 200 OK\r\n"
+        yield reader
+
+
+async def test_two_may_scrape_at_once_and_a_third_one_is_told_to_wait(
+    serve: Serve, client: aiohttp.ClientSession
+) -> None:
+    async with serve(endless_scrape(limit_s=60.0)) as url:
+        async with slow_scrape(url), slow_scrape(url), client.get(f"{url}/metrics") as response:
             assert response.status == 503
             assert response.headers["Retry-After"] == "1"
-        async with asyncio.timeout(PATIENCE_S):
-            for reader, writer in slow:
-                with contextlib.suppress(ConnectionError):
-                    while await reader.read(65536):
-                        pass
-                await closed(writer)
+
+
+async def test_a_client_that_reads_too_slowly_is_cut_off(serve: Serve) -> None:
+    async with serve(endless_scrape(limit_s=0.2)) as url:
+        async with slow_scrape(url) as reader, asyncio.timeout(PATIENCE_S):
+            await asyncio.sleep(0.5)
+            received = 0
+            with contextlib.suppress(ConnectionError):
+                while data := await reader.read(1 << 20):
+                    received += len(data)
+            assert received < 50_000_000
 
 
 @pytest.mark.parametrize(
