@@ -8,7 +8,7 @@ from types import TracebackType
 from typing import Self
 
 from userspace_proxy.core.balancer import Balancer, RoundRobin
-from userspace_proxy.core.counters import Counters
+from userspace_proxy.core.counters import Counters, LiveCounters
 from userspace_proxy.core.model import Endpoint, ListenAddress, ServicePortName, Snapshot
 from userspace_proxy.dataplane.plane import DataPlane
 from userspace_proxy.dataplane.settings import DataPlaneSettings
@@ -78,3 +78,7 @@ class Proxy:
     def counters(self) -> Counters:
         """Return a reading of all counters, as plain data."""
         return self._plane.counters()
+
+    def live_counters(self) -> LiveCounters:
+        """Return all counters for reading them bit by bit, which holds nothing up however many there are."""
+        return self._plane.live_counters()

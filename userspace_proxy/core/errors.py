@@ -100,3 +100,11 @@ class PortsRefused(ProxyError):
         lines.append("Give them other ports (--auto-ports chooses such by itself, --keep-going serves only the rest):")
         lines.append("  " + " ".join(f"--port-map {suggestion}" for suggestion in suggestions))
         super().__init__("\n".join(lines))
+
+
+class ServerFailed(ProxyError):
+    """A server of ours that must be there cannot listen. `event_reason` is that of the Event that tells so."""
+
+    def __init__(self, title: str, event_reason: str, cause: ListenFailed) -> None:
+        self.title, self.event_reason, self.cause = title, event_reason, cause
+        super().__init__(f"{title} failed: {cause}")

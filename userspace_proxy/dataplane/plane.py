@@ -8,13 +8,14 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 
 from userspace_proxy.core.balancer import Balancer
-from userspace_proxy.core.counters import Counters
+from userspace_proxy.core.counters import Counters, LiveCounters, add_up
 from userspace_proxy.core.errors import ListenFailed
 from userspace_proxy.core.model import L4Protocol, ListenAddress, ServicePort, ServicePortName
 from userspace_proxy.core.plan import Listening, Plan
 from userspace_proxy.dataplane.backends import Backends
 from userspace_proxy.dataplane.engine import Engine, OnDialFailure
 from userspace_proxy.dataplane.listener import TcpListener
+from userspace_proxy.dataplane.past import Past
 from userspace_proxy.dataplane.settings import DataPlaneSettings
 from userspace_proxy.dataplane.sockets import bind_udp, listen_tcp
 from userspace_proxy.dataplane.udp import Sessions, UdpListener
@@ -49,6 +50,7 @@ class DataPlane:
         )
         self._make_balancer = make_balancer
         self._backends: dict[ServicePortName, Backends] = {}
+        self._past = Past()
         self._listeners: dict[Listening, TcpListener | UdpListener] = {}
 
     async def apply(self, plan: Plan, applied: Applied) -> None:
@@ -83,13 +85,28 @@ class DataPlane:
             self._close(listening)
             yield
         for name in plan.remove:
-            del self._backends[name]
+            self._backends.pop(name).hand_over(self._past)
             self._engine.forget(name)
 
     def counters(self) -> Counters:
-        """Return a reading of all counters."""
+        """Return a reading of all counters. Takes about 3 µs for each endpoint: for many, see `live_counters`."""
+        service_ports = {name: backends.total() for name, backends in self._backends.items()}
         return Counters(
             endpoints={name: backends.counters() for name, backends in self._backends.items()},
+            service_ports=service_ports,
+            total=add_up((self._past.total(), *service_ports.values())),
+            open_connections=len(self._engine.relay),
+            open_sessions=len(self._sessions),
+            accept_errors=self._engine.accept_errors,
+            dropped_datagrams=self._engine.dropped_datagrams,
+            evicted_sessions=self._sessions.evicted,
+        )
+
+    def live_counters(self) -> LiveCounters:
+        """Return the counters for reading one service port after the other."""
+        return LiveCounters(
+            service_ports=tuple(self._backends.values()),
+            gone=self._past.total(),
             open_connections=len(self._engine.relay),
             open_sessions=len(self._sessions),
             accept_errors=self._engine.accept_errors + self._engine.gate.times_closed,
