@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
-from userspace_proxy.core.config import KubeProxyConfiguration, fields_of
+from userspace_proxy.core.config import KubeProxyConfiguration, field_at, fields_of, with_field
 
 APPLICABLE: Final = frozenset(
     {
@@ -71,3 +71,10 @@ def changes(running: KubeProxyConfiguration, wanted: KubeProxyConfiguration) -> 
         tuple(path for path in changed if path in APPLICABLE),
         tuple(path for path in changed if path not in APPLICABLE),
     )
+
+
+def taken_up(running: KubeProxyConfiguration, wanted: KubeProxyConfiguration) -> KubeProxyConfiguration:
+    """Return the running configuration with what it can take up of the other."""
+    for path in changes(running, wanted).applicable:
+        running = with_field(running, path, field_at(wanted, path))
+    return running
