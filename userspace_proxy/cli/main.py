@@ -6,10 +6,9 @@ import sys
 
 import click
 
-from userspace_proxy.cli.daemon import daemon
+from userspace_proxy.cli import PROGRAM
 from userspace_proxy.cli.local import local
-from userspace_proxy.cli.pflag import PROGRAM, UsageError
-from userspace_proxy.core.errors import ProxyError
+from userspace_proxy.core.errors import ProxyError, UsageError
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
@@ -30,9 +29,9 @@ def main() -> None:
         if arguments and arguments[0] in commands.commands:
             commands(arguments, prog_name=PROGRAM)
         else:
-            daemon(
-                arguments, {name: command.get_short_help_str(limit=100) for name, command in commands.commands.items()}
-            )
+            from userspace_proxy.cli.daemon import daemon  # here, as no other command needs the flags and the file
+
+            daemon(arguments, {name: each.get_short_help_str(limit=100) for name, each in commands.commands.items()})
     except* ProxyError as group:
         for error in _leaves(group):
             print(f"{PROGRAM}: {error}", file=sys.stderr)

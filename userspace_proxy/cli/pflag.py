@@ -10,7 +10,7 @@ import difflib
 import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any
 
 from userspace_proxy.cli import PROGRAM
 from userspace_proxy.cli.flag_values import BOOLS, read_value
