@@ -100,8 +100,9 @@ def decode(text: str, origin: str) -> Decoded:
         warnings.append(_lenience(tree, []))
     if tree.has_more:
         warnings.append(f"{origin} has several documents, of which only the first is read")
+    data = {"healthzBindAddress": "", "metricsBindAddress": "", **_with_text_durations(data)}
     try:
-        document = msgspec.convert(_with_text_durations(data), KubeProxyConfiguration, dec_hook=_decode_special)
+        document = msgspec.convert(data, KubeProxyConfiguration, dec_hook=_decode_special)
     except msgspec.ValidationError as error:
         raise _type_error(error, tree) from None
     return Decoded(_completed(document), tuple(warnings), tree)

@@ -44,10 +44,9 @@ class Tree:
 
 def read(text: str, origin: str) -> Tree:
     """Return what the text holds. Raises ConfigError with the line of what is no YAML."""
-    loader = None
+    tree = Tree(origin)
     try:
         loader = _Loader(text)
-        tree = Tree(origin)
         if loader.check_node() and (root := loader.get_node()):
             tree.value = _Reading(loader, tree).value_of(root, "")
             tree.has_more = loader.check_node()
@@ -60,9 +59,6 @@ def read(text: str, origin: str) -> Tree:
         raise ConfigError("failed to decode: no valid YAML: a character that is not allowed", where=where) from error
     except RecursionError as error:
         raise ConfigError("failed to decode: nested too deeply", where=origin) from error
-    finally:
-        if loader is not None:
-            loader.dispose()
     return tree
 
 
