@@ -125,7 +125,7 @@ def encode(document: KubeProxyConfiguration) -> str:
     data[OWN_KEY] = {name: value for name, value in data[OWN_KEY].items() if value != defaults[name]}
     if not data[OWN_KEY]:
         del data[OWN_KEY]
-    return yaml.dump(data, Dumper=_Dumper, default_flow_style=False, allow_unicode=True, width=2**31)
+    return yaml.dump(data, Dumper=_Dumper, default_flow_style=False, width=2**31)
 
 
 def as_mapping(document: KubeProxyConfiguration) -> dict[str, Any]:

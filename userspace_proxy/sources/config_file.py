@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncGenerator, Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, NoReturn, Self
@@ -46,18 +46,20 @@ async def end_when_updated(path: str, *, look_every_s: float = LOOK_EVERY_S) -> 
 
 async def reloads(
     config: Config, load_again: Callable[[], Config], *, look_every_s: float = LOOK_EVERY_S
-) -> AsyncIterator[Reload]:
+) -> AsyncGenerator[Reload, None]:
     """Yield a changed configuration as often as its file changes in a way that has an effect.
 
     A file that cannot be used is logged, and the configuration stays. Links are followed each time, so that updates
     of a ConfigMap arrive.
     """
-    seen: tuple[int, ...] | None = None
+    loaded: tuple[int, ...] | None = None
+    now: tuple[int, ...] | None = None
     while True:
         await asyncio.sleep(look_every_s)
-        if (now := _identity(config.config_file)) in (None, seen):
+        before, now = now, _identity(config.config_file)
+        if now in (None, loaded) or now != before:  # a file that still changes is being written
             continue
-        seen = now
+        loaded = now
         try:
             wanted = load_again()
         except ConfigError as error:
