@@ -5,6 +5,7 @@ Values are what kube-proxy's reader makes of them: a date is text, and so is `1:
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from typing import Any, Final, NoReturn
 
@@ -109,9 +110,12 @@ class _Reading:
         if node.tag.endswith((":int", ":float")) and ":" in node.value:
             return node.value  # base 60, as YAML had it once
         try:
-            return self._loader.construct_object(node)
+            value = self._loader.construct_object(node)
         except ValueError as error:
             self._fail(node, str(error))
+        if isinstance(value, float) and not math.isfinite(value):
+            self._fail(node, f"{node.value} is no number that JSON could hold")
+        return value
 
     def _fail(self, node: Node, reason: str) -> NoReturn:
         raise ConfigError(f"failed to decode: {reason}", where=f"{self._tree.origin}:{node.start_mark.line + 1}")

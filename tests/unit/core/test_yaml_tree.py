@@ -51,6 +51,7 @@ def test_a_place_is_the_line_of_the_field_or_of_the_closest_around_it() -> None:
         ("a: 1\nb: \x00", "f:2: failed to decode: no valid YAML: a character that is not allowed"),
         ("? [a]\n: 1", "f:1: failed to decode: a key must be text"),
         ("a: 1\nb: !!int x", "f:2: failed to decode: invalid literal"),
+        ("a: 1\nb: .nan", "f:2: failed to decode: .nan is no number"),
         ("a: !weird x", "f:1: failed to decode: no valid YAML"),
         ("a: &x [*x]", "f: failed to decode: nested too deeply"),
         ("[" * 2000 + "]" * 2000, "f: failed to decode: nested too deeply"),
