@@ -24,6 +24,17 @@ class ConfigError(ProxyError):
         super().__init__(": ".join(part for part in (where, subject, field, reason) if part))
 
 
+class UsageError(ConfigError):
+    """The command line cannot be understood."""
+
+
+class ConfigFileUpdated(ProxyError):
+    """The configuration file has changed, which ends the process, as whoever started it starts it again."""
+
+    def __init__(self) -> None:
+        super().__init__("content of the proxy server's configuration file was updated")
+
+
 class NoEndpoints(ProxyError):
     """The service port has no endpoint that could be picked. The text goes on after "as"."""
 
