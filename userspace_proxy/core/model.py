@@ -136,7 +136,7 @@ _NOTHING: Mapping[ServicePortName, ServicePort] = MappingProxyType({})
 class Snapshot:
     """All service ports at one moment. Equal snapshots mean equal traffic handling."""
 
-    service_ports: Mapping[ServicePortName, ServicePort] = field(default=_NOTHING)
+    service_ports: Mapping[ServicePortName, ServicePort] = field(default_factory=lambda: _NOTHING)
 
     @classmethod
     def of(cls, *service_ports: ServicePort) -> Snapshot:
