@@ -16,6 +16,7 @@ from userspace_proxy.core.rules import (
     LAST_JUMPS,
     OWN_CHAINS,
     Chain,
+    Comment,
     Jump,
     Style,
     Table,
@@ -298,9 +299,9 @@ def test_a_comment_survives_every_iptables(name: str, comment: str) -> None:
 
 
 def test_a_plain_comment_is_printed_without_quotes() -> None:
-    rule = FIRST_JUMPS[0]
-    comment = type(rule.matches[0])
-    assert replace(rule, matches=(comment("plain"),)).text.startswith("-A INPUT -m comment --comment plain -j")
+    plain = replace(FIRST_JUMPS[0], matches=(Comment("plain"),))
+
+    assert plain.text.startswith("-A INPUT -m comment --comment plain -j")
 
 
 def test_rules_name_the_kernel_matches_that_some_kernels_lack() -> None:
