@@ -1,7 +1,7 @@
 """The kernel rules that lead traffic from portals to proxy ports, as data.
 
 A `Rule` has several readers, which all see one rendering: iptables-restore, python-iptables and the packet tracer of
-the tests. `Rule.text` is the rule exactly as `iptables-save` prints it, so text is also how rules are compared.
+the tests.
 """
 
 from __future__ import annotations
@@ -120,33 +120,39 @@ Target = Verdict | Jump | Redirect | Dnat
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """One rule. `source` and `destination` are networks as text, empty for any."""
+    """One rule. `source` and `destination` are networks as text, empty for any.
 
-    chain: Chain
-    matches: tuple[Match, ...]
-    target: Target
-    protocol: L4Protocol | None = None
-    source: str = ""
-    destination: str = ""
+    `text` is the rule as `iptables-save` prints it, without the line's end. It says all, so rules compare by it.
+    """
+
+    chain: Chain = field(compare=False)
+    matches: tuple[Match, ...] = field(compare=False)
+    target: Target = field(compare=False)
+    protocol: L4Protocol | None = field(default=None, compare=False)
+    source: str = field(default="", compare=False)
+    destination: str = field(default="", compare=False)
+    text: str = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "text", _rule_text(self))
 
     @property
     def kernel_matches(self) -> Iterator[str]:
         """The kernel matches that this rule needs and that some kernels lack."""
         return (match.kernel_match for match in self.matches if isinstance(match, Condition))
 
-    @property
-    def text(self) -> str:
-        """The rule as `iptables-save` prints it, without the line's end."""
-        parts = ["-A", self.chain.value]
-        if self.source:
-            parts += ("-s", self.source)
-        if self.destination:
-            parts += ("-d", self.destination)
-        if self.protocol:
-            parts += ("-p", self.protocol.lower())
-        parts += (_match_text(match) for match in self.matches)
-        parts += ("-j", _target_text(self.target))
-        return " ".join(parts)
+
+def _rule_text(rule: Rule) -> str:
+    parts = ["-A", rule.chain.value]
+    if rule.source:
+        parts += ("-s", rule.source)
+    if rule.destination:
+        parts += ("-d", rule.destination)
+    if rule.protocol:
+        parts += ("-p", rule.protocol.lower())
+    parts += (_match_text(match) for match in rule.matches)
+    parts += ("-j", _target_text(rule.target))
+    return " ".join(parts)
 
 
 def _match_text(match: Match) -> str:

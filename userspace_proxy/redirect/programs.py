@@ -14,9 +14,10 @@ from pathlib import Path
 
 from userspace_proxy.core.errors import RedirectFailed
 from userspace_proxy.core.model import IPFamily
-from userspace_proxy.redirect.tables import Tables, read_save
+from userspace_proxy.redirect.tables import SaveReader, Tables
 
 TIME_LIMIT_S = 30.0
+_LINES_AT_ONCE = 4000
 _ENVIRONMENT = {"LC_ALL": "C", "PATH": os.environ.get("PATH", "") + ":/usr/sbin:/sbin"}
 _LEGACY_TABLES = {
     IPFamily.IPV4: Path("/proc/net/ip_tables_names"),
@@ -33,32 +34,35 @@ class Variant(enum.StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Finished:
-    """How a program ended. `pid` was its process."""
+    """How a program ended."""
 
     code: int
     stdout: bytes
     stderr: str
-    pid: int
 
 
 async def run(*command: str, stdin: bytes = b"", time_limit_s: float = TIME_LIMIT_S) -> Finished:
     """Run a program to its end without a shell, while the event loop goes on.
 
-    Raises RedirectFailed when it cannot be started or takes longer than `time_limit_s`; then it is killed.
+    Its input is a file in memory, as a program that ends early would break a pipe. Raises RedirectFailed when it
+    cannot be started or takes longer than `time_limit_s`; then it is killed.
     """
-    try:
-        process = await asyncio.create_subprocess_exec(
-            *command,
-            stdin=asyncio.subprocess.PIPE,
-            stdout=asyncio.subprocess.PIPE,
-            stderr=asyncio.subprocess.PIPE,
-            env=_ENVIRONMENT,
-        )
-    except OSError as error:
-        raise RedirectFailed(command[0], error.strerror or str(error)) from error
+    with os.fdopen(os.memfd_create("stdin"), "wb") as file:
+        file.write(stdin)
+        file.seek(0)
+        try:
+            process = await asyncio.create_subprocess_exec(
+                *command,
+                stdin=file,
+                stdout=asyncio.subprocess.PIPE,
+                stderr=asyncio.subprocess.PIPE,
+                env=_ENVIRONMENT,
+            )
+        except OSError as error:
+            raise RedirectFailed(command[0], error.strerror or str(error)) from error
     try:
         async with asyncio.timeout(time_limit_s):
-            stdout, stderr = await process.communicate(stdin)
+            stdout, stderr = await process.communicate()
     except TimeoutError as error:
         raise RedirectFailed(command[0], f"not finished after {time_limit_s:g} s") from error
     finally:
@@ -67,7 +71,7 @@ async def run(*command: str, stdin: bytes = b"", time_limit_s: float = TIME_LIMI
                 process.kill()
             await process.wait()
     assert process.returncode is not None
-    return Finished(process.returncode, stdout, stderr.decode(errors="replace"), process.pid)
+    return Finished(process.returncode, stdout, stderr.decode(errors="replace"))
 
 
 def which(program: str) -> str | None:
@@ -105,7 +109,16 @@ class Programs:
         finished = await run(*command)
         if finished.code:
             raise RedirectFailed(" ".join(command), finished.stderr)
-        return read_save(finished.stdout.decode(errors="replace"))
+        return await _read_in_portions(finished.stdout)
+
+
+async def _read_in_portions(save: bytes) -> Tables:
+    """Return the tables in a save, letting the event loop go on between portions."""
+    reader, lines = SaveReader(), save.decode(errors="replace").splitlines()
+    for begin in range(0, len(lines), _LINES_AT_ONCE):
+        reader.feed(lines[begin : begin + _LINES_AT_ONCE])
+        await asyncio.sleep(0)
+    return reader.tables
 
 
 def legacy_tables(family: IPFamily) -> tuple[str, ...]:

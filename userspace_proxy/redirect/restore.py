@@ -39,7 +39,10 @@ class RestoreBackend:
         return await self._programs.read()
 
     async def write(self, changes: Sequence[TableChange]) -> None:
-        lines = [line for change in changes for line in change.lines()]
+        lines: list[str] = []
+        for change in changes:
+            lines += change.lines()
+            await asyncio.sleep(0)  # with thousands of services this takes milliseconds: let others have a turn
         text = "\n".join([*lines, ""]).encode()
         command = [self._programs.restore, "--noflush", *self._programs.wait_arguments]
         pause_s = FIRST_PAUSE_S
