@@ -2,6 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from userspace_proxy.core.model import ServicePortName
+
 
 class ProxyError(Exception):
     """Base of all errors of this package."""
@@ -32,6 +38,31 @@ class ListenFailed(ProxyError):
 
 class PortsExhausted(ProxyError):
     """Every port of the proxy port range is taken."""
+
+
+class PortsRefused(ProxyError):
+    """Service ports that cannot be listened on, all in one message, with options that would help.
+
+    `suggestions` are values for `--port-map` that move them to free ports.
+    """
+
+    def __init__(
+        self,
+        failures: Mapping[ServicePortName, tuple[ListenFailed, ...]],
+        suggestions: Sequence[str],
+    ) -> None:
+        self.failures, self.suggestions = failures, suggestions
+        lines = [f"{len(failures)} service port{'s' if len(failures) > 1 else ''} cannot be served:"]
+        lines += [
+            f"  {name} ({name.protocol}) on {failure.address}: {failure.reason}"
+            for name, of_port in failures.items()
+            for failure in of_port
+        ]
+        if any(failure.errno_name == "EACCES" for of_port in failures.values() for failure in of_port):
+            lines.append("Ports below 1024 need root or the capability CAP_NET_BIND_SERVICE.")
+        lines.append("Give them other ports (--auto-ports chooses such by itself, --keep-going serves only the rest):")
+        lines.append("  " + " ".join(f"--port-map {suggestion}" for suggestion in suggestions))
+        super().__init__("\n".join(lines))
 
 
 class RedirectFailed(ProxyError):

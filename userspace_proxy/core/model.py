@@ -11,6 +11,8 @@ from types import MappingProxyType
 IPAddress = IPv4Address | IPv6Address
 IPNetwork = IPv4Network | IPv6Network
 
+WILDCARDS = frozenset({"0.0.0.0", "::"})
+
 
 class L4Protocol(enum.StrEnum):
     """The transport protocols that are proxied. Kubernetes also knows SCTP, which is not."""
@@ -95,6 +97,11 @@ class ListenAddress:
     @property
     def family(self) -> IPFamily:
         return family_of(self.address)
+
+    def excludes(self, other: ListenAddress) -> bool:
+        """Tell whether no two sockets of one protocol can have both: a wildcard has all addresses of its family."""
+        overlaps = self.address == other.address or not WILDCARDS.isdisjoint((self.address, other.address))
+        return self.port == other.port and self.family is other.family and overlaps
 
     def __str__(self) -> str:
         return host_port(self.address, self.port)

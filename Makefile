@@ -1,0 +1,38 @@
+# `make demo` and `make test` work on a fresh clone: each makes its own virtual environment first.
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+
+.PHONY: demo test check format bench-compare clean
+
+demo: $(VENV)/.installed
+	@$(BIN)/python examples/demo.py $(DEMO_ARGS)
+
+test: $(VENV)/.installed-dev
+	@tests/install-system-packages
+	$(BIN)/coverage run -m pytest $(TEST_ARGS)
+	$(BIN)/coverage report --fail-under=100
+
+check: $(VENV)/.installed-dev
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+format: $(VENV)/.installed-dev
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+clean:
+	rm -rf $(VENV) .coverage .hypothesis .mypy_cache .pytest_cache .ruff_cache .import_linter_cache
+
+$(VENV)/.installed: pyproject.toml
+	@echo "Setting up $(VENV) ..."
+	@$(PYTHON) -m venv $(VENV)
+	@$(BIN)/pip install --quiet --disable-pip-version-check --editable .
+	@touch $@
+
+$(VENV)/.installed-dev: $(VENV)/.installed
+	@$(BIN)/pip install --quiet --disable-pip-version-check --editable '.[dev]'
+	@touch $@

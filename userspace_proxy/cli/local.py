@@ -1,0 +1,241 @@
+"""`userspace-proxy local`: the services of files, or of the command line itself, on this machine."""
+
+from __future__ import annotations
+
+import ipaddress
+import logging
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
+
+import click
+
+from userspace_proxy.cli.logs import LogFormat, set_up_logging
+from userspace_proxy.cli.running import run_until_stopped
+from userspace_proxy.core.durations import format_duration, parse_duration
+from userspace_proxy.core.errors import ConfigError
+from userspace_proxy.core.model import ServicePort
+from userspace_proxy.core.placement import HostPort, PortReference, parse_port, parse_service
+from userspace_proxy.dataplane.settings import DataPlaneSettings
+from userspace_proxy.local import FileSource, LocalOptions, LocalProxy, NoSource, Row
+from userspace_proxy.node.limits import raise_descriptor_limit
+
+Value = TypeVar("Value")
+
+_SHOWN_ENDPOINTS = 4
+_PLAIN_WIDTH = 200
+
+_log = logging.getLogger(__name__)
+
+
+class Parsed(click.ParamType[Value]):
+    """A value that is read by a function of ours, whose ConfigError becomes click's."""
+
+    def __init__(self, name: str, parse: Callable[[str], Value]) -> None:
+        self.name = name
+        self._parse = parse
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Value:
+        try:
+            return self._parse(value) if isinstance(value, str) else value
+        except ConfigError as error:
+            self.fail(str(error), param, ctx)
+
+
+def _hosts(text: str) -> tuple[HostPort, ...]:
+    return tuple(HostPort.parse(part.strip()) for part in text.split(",") if part.strip())
+
+
+def _split(text: str) -> tuple[str, str]:
+    left, equals, right = text.rpartition("=")
+    if not equals or not left or not right:
+        raise ConfigError(f"{text!r} has no '='")
+    return left, right
+
+
+def _port_mapping(text: str) -> tuple[PortReference, int]:
+    reference, port = _split(text)
+    return PortReference.parse(reference), parse_port(port)
+
+
+def _endpoints(text: str) -> tuple[PortReference, tuple[HostPort, ...]]:
+    reference, hosts = _split(text)
+    return PortReference.parse(reference), _hosts(hosts)
+
+
+def _service(text: str) -> tuple[ServicePort, tuple[HostPort, ...]]:
+    service, hosts = _split(text)
+    return parse_service(service), _hosts(hosts)
+
+
+def _ip_address(text: str) -> str:
+    try:
+        return str(ipaddress.ip_address(text.strip("[]")))
+    except ValueError:
+        raise ConfigError(f"{text!r} is not an IP address") from None
+
+
+def _positive_duration(text: str) -> float:
+    seconds = parse_duration(text)
+    if seconds <= 0:
+        raise ConfigError("must be greater than 0")
+    return seconds
+
+
+def _duration(text: str) -> float:
+    seconds = parse_duration(text)
+    if seconds < 0:
+        raise ConfigError("must not be negative")
+    return seconds
+
+
+def _service_name(text: str) -> str:
+    reference = PortReference.parse(text)
+    return f"{reference.namespace}/{reference.service}"
+
+
+def _verbosity(text: str) -> int:
+    digits = text.removeprefix("=")  # click leaves the sign in -v=2
+    if not digits.isdigit():
+        raise ConfigError(f"{digits!r} is not a number")
+    return int(digits)
+
+
+_many: dict[str, Any] = {"multiple": True, "default": ()}
+
+
+@click.command()
+@click.option(
+    "-f",
+    "--filename",
+    "paths",
+    **_many,
+    help="File or directory with Services and EndpointSlices or Endpoints, YAML or JSON, as kubectl prints them; "
+    "- is stdin. Watched for changes.",
+)
+@click.option(
+    "--service",
+    "services",
+    type=Parsed("NAME:PORT[/udp]=HOST:PORT,...", _service),
+    **_many,
+    help="Serve this, without any file.",
+)
+@click.option(
+    "--endpoints",
+    type=Parsed("NAMESPACE/SERVICE[:PORT]=HOST:PORT,...", _endpoints),
+    **_many,
+    help="Endpoints to use for a service instead of those in the files.",
+)
+@click.option("--namespace", "-n", "namespaces", **_many, help="Serve the services of this namespace only.")
+@click.option("--only", type=Parsed("NAMESPACE/SERVICE", _service_name), **_many, help="Serve this service only.")
+@click.option(
+    "--listen-address",
+    "listen_addresses",
+    type=Parsed("IP", _ip_address),
+    multiple=True,
+    default=("127.0.0.1",),
+    show_default="127.0.0.1",
+    help="Local address to listen on.",
+)
+@click.option(
+    "--port-map",
+    type=Parsed("NAMESPACE/SERVICE:PORT=LOCALPORT", _port_mapping),
+    **_many,
+    help="Local port of a service port, given by name or number and optional /udp.",
+)
+@click.option("--auto-ports", is_flag=True, help="Choose a free local port where the service's own cannot be had.")
+@click.option("--keep-going", is_flag=True, help="Serve the rest where some ports cannot be listened on.")
+@click.option(
+    "--udp-timeout",
+    type=Parsed("DURATION", _positive_duration),
+    default="60s",
+    show_default=True,
+    help="How long an idle UDP session lasts.",
+)
+@click.option(
+    "--drain-timeout",
+    type=Parsed("DURATION", _duration),
+    default="5s",
+    show_default=True,
+    help="How long open connections may go on after SIGTERM or Ctrl-C.",
+)
+@click.option(
+    "-v",
+    "--v",
+    "verbosity",
+    type=Parsed("N", _verbosity),
+    default="0",
+    help="Verbosity: from 2 on a line per connection.",
+)
+@click.option("--log-format", type=click.Choice(["text", "json"]), default="text", show_default=True)
+def local(
+    paths: tuple[str, ...],
+    services: tuple[tuple[ServicePort, tuple[HostPort, ...]], ...],
+    endpoints: tuple[tuple[PortReference, tuple[HostPort, ...]], ...],
+    namespaces: tuple[str, ...],
+    only: tuple[str, ...],
+    listen_addresses: tuple[str, ...],
+    port_map: tuple[tuple[PortReference, int], ...],
+    auto_ports: bool,
+    keep_going: bool,
+    udp_timeout: float,
+    drain_timeout: float,
+    verbosity: int,
+    log_format: LogFormat,
+) -> None:
+    """Serve Kubernetes services on local ports, without root and without a cluster.
+
+    Options may be repeated.
+    """
+    if not paths and not services:
+        raise click.UsageError("nothing to serve: give a file with -f, or a service with --service")
+    set_up_logging(verbosity, log_format)
+    warning = raise_descriptor_limit()
+    if warning:
+        _log.warning(warning)
+    options = LocalOptions(
+        listen_addresses=tuple(dict.fromkeys(listen_addresses)),
+        port_map=dict(port_map),
+        services=dict(services),
+        endpoints=dict(endpoints),
+        namespaces=namespaces,
+        only=only,
+        auto_ports=auto_ports,
+        keep_going=keep_going,
+        drain_timeout_s=drain_timeout,
+        settings=DataPlaneSettings(udp_idle_timeout_s=udp_timeout),
+    )
+    source = FileSource(paths) if paths else NoSource()
+    run_until_stopped(LocalProxy(options, source).run(print_table))
+
+
+def print_table(rows: Sequence[Row]) -> None:
+    """Print what is served, and what is not, to stdout."""
+    from rich.console import Console
+    from rich.table import Table
+
+    console = Console(highlight=False, markup=False, emoji=False)
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    for column in ("SERVICE PORT", "PROTOCOL", "LOCAL ADDRESS", "ENDPOINTS", "AFFINITY"):
+        table.add_column(column, overflow="fold")
+    for row in rows:
+        port = row.service_port
+        table.add_row(
+            str(port.name),
+            str(port.protocol),
+            ", ".join(map(str, row.addresses)) or "not served",
+            _endpoints_text(port),
+            "none" if port.session_affinity_s is None else f"ClientIP {format_duration(port.session_affinity_s)}",
+        )
+    if not console.is_terminal:
+        console.width = _PLAIN_WIDTH
+    console.print(table)
+    for row in rows:
+        for failure in row.failures:
+            console.print(f"{row.service_port.name} ({row.service_port.protocol}): {failure}", soft_wrap=True)
+    console.print()
+
+
+def _endpoints_text(port: ServicePort) -> str:
+    shown = [str(endpoint) for endpoint in port.endpoints[:_SHOWN_ENDPOINTS]]
+    more = len(port.endpoints) - len(shown)
+    return ", ".join(shown) + (f" and {more} more" if more > 0 else "") if shown else "none: connections are closed"

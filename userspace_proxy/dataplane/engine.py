@@ -1,0 +1,65 @@
+"""What all listeners, dials and sessions of a data path share."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from typing import Protocol
+
+from userspace_proxy.core.model import Endpoint, ServicePortName
+from userspace_proxy.dataplane.poller import make_poller
+from userspace_proxy.dataplane.relay import Relay
+from userspace_proxy.dataplane.resources import DescriptorGate
+from userspace_proxy.dataplane.settings import DataPlaneSettings
+
+_COMPLAINT_INTERVAL_S = 10.0
+
+OnDialFailure = Callable[[ServicePortName, Endpoint], None]
+
+_log = logging.getLogger(__name__)
+
+
+class Cancellable(Protocol):
+    """Something under way that can be ended."""
+
+    def cancel(self) -> None:
+        """End it and release what it holds."""
+
+
+class Engine:
+    """The poller, the relayed connections, the gate for descriptors, and the counts that belong to no endpoint."""
+
+    def __init__(
+        self, loop: asyncio.AbstractEventLoop, settings: DataPlaneSettings, on_dial_failure: OnDialFailure
+    ) -> None:
+        self.loop = loop
+        self.settings = settings
+        self.on_dial_failure = on_dial_failure
+        self.poller = make_poller(settings.poller, loop)
+        self.relay = Relay(self.poller, loop, settings)
+        self.gate = DescriptorGate(loop, self.relay.free_descriptors)
+        self.dials: set[Cancellable] = set()
+        """Dials that are under way."""
+        self.accept_errors = 0
+        self.dropped_datagrams = 0
+        self._last_complaint: dict[ServicePortName, float] = {}
+
+    def complain(self, name: ServicePortName, text: str) -> None:
+        """Log a warning about a service port, at most one each 10 s."""
+        now = self.loop.time()
+        if now - self._last_complaint.get(name, -_COMPLAINT_INTERVAL_S) >= _COMPLAINT_INTERVAL_S:
+            self._last_complaint[name] = now
+            _log.warning("%s (%s): %s", name, name.protocol, text)
+
+    def forget(self, name: ServicePortName) -> None:
+        """Keep nothing about a service port that is gone."""
+        self._last_complaint.pop(name, None)
+
+    def close(self) -> None:
+        """Close all connections and end all dials."""
+        self.gate.shutdown()
+        for dial in list(self.dials):
+            dial.cancel()
+        self.relay.close_all()
+        self.poller.shutdown()

@@ -1,0 +1,177 @@
+"""The data path as the reconciler sees it: carries out plans, reports counters, drains."""
+
+from __future__ import annotations
+
+import asyncio
+import resource
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+
+from userspace_proxy.core.balancer import Balancer
+from userspace_proxy.core.counters import Counters
+from userspace_proxy.core.errors import ListenFailed
+from userspace_proxy.core.model import L4Protocol, ListenAddress, ServicePortName
+from userspace_proxy.core.plan import Listening, Plan
+from userspace_proxy.dataplane.backends import Backends
+from userspace_proxy.dataplane.engine import Engine, OnDialFailure
+from userspace_proxy.dataplane.listener import TcpListener
+from userspace_proxy.dataplane.settings import DataPlaneSettings
+from userspace_proxy.dataplane.sockets import bind_udp, listen_tcp
+from userspace_proxy.dataplane.udp import Sessions, UdpListener
+
+_STEPS_PER_TURN = 64
+_DRAIN_POLL_S = 0.02
+_MAX_SESSIONS = 10_000
+
+
+@dataclass(frozen=True, slots=True)
+class Applied:
+    """What became of a plan. `bound` has the real addresses of all listeners that it opened."""
+
+    bound: Mapping[Listening, ListenAddress] = field(default_factory=dict)
+    failures: Mapping[ServicePortName, tuple[ListenFailed, ...]] = field(default_factory=dict)
+
+
+class DataPlane:
+    """Listeners, connections and sessions in this process. Use it from the thread of its event loop."""
+
+    def __init__(
+        self,
+        settings: DataPlaneSettings,
+        *,
+        make_balancer: Callable[[], Balancer],
+        on_dial_failure: OnDialFailure = lambda name, endpoint: None,
+    ) -> None:
+        loop = asyncio.get_running_loop()
+        self._engine = Engine(loop, settings, on_dial_failure)
+        self._sessions = Sessions(
+            loop, idle_timeout_s=settings.udp_idle_timeout_s, capacity=settings.max_sessions or default_max_sessions()
+        )
+        self._make_balancer = make_balancer
+        self._backends: dict[ServicePortName, Backends] = {}
+        self._listeners: dict[Listening, TcpListener | UdpListener] = {}
+
+    async def apply(self, plan: Plan) -> Applied:
+        """Carry out a plan. What cannot be listened on is reported; the rest is done.
+
+        A service port is listened on at all of its new addresses or at none. Lets other work of the loop go on between
+        service ports. Plans must not overlap in time.
+        """
+        steps = 0
+        for listening in plan.release:
+            self._close(listening)
+        for service_port in plan.update:
+            backends = self._backends.get(service_port.name)
+            if backends is None:
+                backends = Backends(
+                    service_port.name, self._make_balancer, cross_family=self._engine.settings.cross_family
+                )
+                self._backends[service_port.name] = backends
+            backends.update(service_port)
+            if service_port.protocol is L4Protocol.UDP:
+                self._end_sessions_of_removed_endpoints(service_port.name, service_port.listen)
+            steps = await self._let_others_run(steps)
+        bound: dict[Listening, ListenAddress] = {}
+        failures: dict[ServicePortName, tuple[ListenFailed, ...]] = {}
+        for name, addresses in _by_name(plan.open).items():
+            opened, refused = self._open(name, addresses)
+            bound.update(opened)
+            if refused:
+                failures[name] = refused
+            steps = await self._let_others_run(steps)
+        for listening in plan.close:
+            self._close(listening)
+            steps = await self._let_others_run(steps)
+        for name in plan.remove:
+            del self._backends[name]
+            self._engine.forget(name)
+        return Applied(bound, failures)
+
+    def counters(self) -> Counters:
+        """Return a reading of all counters."""
+        return Counters(
+            endpoints={name: backends.counters() for name, backends in self._backends.items()},
+            open_connections=len(self._engine.relay),
+            open_sessions=len(self._sessions),
+            accept_errors=self._engine.accept_errors,
+            dropped_datagrams=self._engine.dropped_datagrams,
+            evicted_sessions=self._sessions.evicted,
+        )
+
+    async def drain(self, timeout_s: float) -> None:
+        """Stop listening at once, then wait for the open connections to end, at most `timeout_s` seconds."""
+        for listening in list(self._listeners):
+            self._close(listening)
+        for _ in range(round(timeout_s / _DRAIN_POLL_S)):
+            if not len(self._engine.relay) and not self._engine.dials:
+                return
+            await asyncio.sleep(_DRAIN_POLL_S)
+
+    def close(self) -> None:
+        """Close all that is open, at once."""
+        for listening in list(self._listeners):
+            self._close(listening)
+        self._sessions.end_all()
+        self._engine.close()
+
+    def _open(
+        self, name: ServicePortName, addresses: Iterable[ListenAddress]
+    ) -> tuple[dict[Listening, ListenAddress], tuple[ListenFailed, ...]]:
+        opened: dict[Listening, ListenAddress] = {}
+        refused: list[ListenFailed] = []
+        for address in addresses:
+            try:
+                listener = self._listen(name, address)
+            except ListenFailed as error:
+                refused.append(self._name_the_owner(name, address, error))
+            else:
+                self._listeners[name, address] = listener
+                opened[name, address] = listener.address
+        if refused:
+            for listening in opened:
+                self._close(listening)
+            opened.clear()
+        return opened, tuple(refused)
+
+    def _listen(self, name: ServicePortName, address: ListenAddress) -> TcpListener | UdpListener:
+        backends = self._backends[name]
+        if name.protocol is L4Protocol.TCP:
+            return TcpListener(self._engine, backends, listen_tcp(address))
+        return UdpListener(self._engine, self._sessions, backends, bind_udp(address))
+
+    def _name_the_owner(self, name: ServicePortName, address: ListenAddress, error: ListenFailed) -> ListenFailed:
+        """Return an error that names the other service port, where it is one of ours that has the address."""
+        for (owner, _), listener in self._listeners.items():
+            if owner.protocol is name.protocol and listener.address.excludes(address):
+                return ListenFailed(str(address), f"in use by {owner}", error.errno_name)
+        return error
+
+    def _end_sessions_of_removed_endpoints(self, name: ServicePortName, addresses: Iterable[ListenAddress]) -> None:
+        for address in addresses:
+            listener = self._listeners.get((name, address))
+            if isinstance(listener, UdpListener):
+                listener.end_sessions_of_removed_endpoints()
+
+    def _close(self, listening: Listening) -> None:
+        listener = self._listeners.pop(listening, None)
+        if listener is not None:
+            listener.close()
+
+    @staticmethod
+    async def _let_others_run(steps: int) -> int:
+        if steps % _STEPS_PER_TURN == _STEPS_PER_TURN - 1:
+            await asyncio.sleep(0)
+        return steps + 1
+
+
+def default_max_sessions() -> int:
+    """Return min(10,000, a quarter of RLIMIT_NOFILE): each session costs a descriptor and a port."""
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return _MAX_SESSIONS if soft == resource.RLIM_INFINITY else max(1, min(_MAX_SESSIONS, soft // 4))
+
+
+def _by_name(listenings: Iterable[Listening]) -> dict[ServicePortName, list[ListenAddress]]:
+    grouped: dict[ServicePortName, list[ListenAddress]] = {}
+    for name, address in listenings:
+        grouped.setdefault(name, []).append(address)
+    return grouped

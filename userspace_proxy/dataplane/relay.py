@@ -1,0 +1,334 @@
+"""Bytes both ways between two connected sockets, until both directions have ended.
+
+A relayed connection is two `Side`s. Each side owns the direction that leads away from it: what it receives goes to its
+peer. A direction *has ended* when its last byte was read and written, and a FIN behind it. A side is *lost* when its
+socket takes no more bytes. The survivor of a dead socket is told so, by `parting`, once it has everything.
+
+Nothing is read while the peer has not taken what was read before, which bounds memory and stops a fast sender.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import errno
+import socket
+from os import read, write
+
+from userspace_proxy.dataplane.backends import Tally, Target
+from userspace_proxy.dataplane.parting import Partings
+from userspace_proxy.dataplane.poller import ERROR, HANGUP, READ_HANGUP, WRITABLE, Poller
+from userspace_proxy.dataplane.settings import DataPlaneSettings
+from userspace_proxy.dataplane.sockets import borrowed
+from userspace_proxy.dataplane.splice import CAN_SPLICE, SPLICE_FLAGS, Pipe, PipePool, splice
+from userspace_proxy.dataplane.sweeper import Sweeper
+
+_CHUNK = 64 << 10
+_SMALL = 4 << 10
+_SPLICE_AFTER = 128 << 10
+_TURNS = 4
+"""Reads per readiness, after which others have their turn. performance.md: without it one of 16 streams starved."""
+
+
+class Side:
+    """One socket of a relayed connection, and the direction from it to its peer."""
+
+    __slots__ = (
+        "_bulk_from",
+        "_hangup",
+        "_pipe",
+        "_relay",
+        "_unwritten",
+        "ended",
+        "family",
+        "fd",
+        "lost",
+        "moved",
+        "peer",
+        "sock",
+        "tally",
+        "was_reset",
+    )
+
+    peer: Side
+
+    def __init__(self, relay: Relay, fd: int, family: int, sock: socket.SocketType | None, tally: Tally) -> None:
+        self._relay = relay
+        self.fd = fd  # -1 once this side is closed or has left for its parting
+        self.family = family
+        self.sock = sock  # where there is a socket object for the descriptor, which owns it
+        self.tally = tally
+        self.moved = 0
+        self.ended = self.lost = self.was_reset = False
+        self._bulk_from = 0  # what had been moved when the last small message was seen
+        self._hangup = 0  # remembered, as an edge may come while this direction waits
+        self._unwritten: memoryview | None = None
+        self._pipe: Pipe | None = None
+
+    def on_ready(self, events: int) -> None:
+        """The socket has something to read, or room again, or is gone."""
+        if events & WRITABLE:
+            self.peer._resume()
+            if self.fd < 0:
+                return
+        if events & ~WRITABLE:
+            self._hangup |= events & (READ_HANGUP | ERROR | HANGUP)
+            self.pump()
+
+    def pump(self) -> None:
+        """Move bytes to the peer until there are none, or it has no room, or others are due."""
+        peer = self.peer
+        if self.fd < 0 or peer.lost or self._unwritten is not None or (self._pipe is not None and self._pipe.held):
+            return
+        if self.ended:
+            if self._hangup & HANGUP:
+                self._die_after_end()
+            return
+        for _ in range(_TURNS):
+            if self.moved - self._bulk_from > _SPLICE_AFTER and self._take_pipe():
+                if not self._splice():
+                    return
+                continue
+            try:
+                data = read(self.fd, _CHUNK)
+            except BlockingIOError:
+                return
+            except OSError:
+                self._die_by_reset()
+                return
+            size = len(data)
+            if not size:
+                self._end()
+                return
+            self.moved += size
+            self.tally.bytes += size
+            try:
+                written = write(peer.fd, data)
+            except BlockingIOError:
+                written = 0
+            except OSError as error:
+                self._lose_peer(error)
+                return
+            if written < size:
+                self._unwritten = memoryview(data)[written:]
+                self._wait_for_room()
+                return
+            if size < _CHUNK:
+                if size < _SMALL:
+                    self._bulk_from = self.moved
+                if not self._hangup:
+                    return
+                if not self._hangup & (ERROR | HANGUP):  # only a FIN is behind these bytes: spare the read of it
+                    self._end()
+                    return
+        self._relay.poller.defer(self.pump)
+
+    def _splice(self) -> bool:
+        """Move one pipe full inside the kernel. Return whether there may be more to move now."""
+        pipe = self._pipe
+        assert pipe is not None
+        assert splice is not None
+        try:
+            size = splice(self.fd, pipe.write_fd, pipe.capacity, flags=SPLICE_FLAGS)
+        except BlockingIOError:
+            self.give_back_pipe()
+            return False
+        except OSError:
+            self._die_by_reset()
+            return False
+        if not size:
+            self._end()
+            return False
+        pipe.held = size
+        self.moved += size
+        self.tally.bytes += size
+        if size < _SMALL:
+            self._bulk_from = self.moved
+        return self._write()
+
+    def _write(self) -> bool:
+        """Write what is held for the peer. Return whether all of it went; if not, wait for room or lose the peer."""
+        try:
+            if self._unwritten is not None:
+                self._unwritten = self._unwritten[write(self.peer.fd, self._unwritten) :] or None
+            elif self._pipe is not None and self._pipe.held:
+                assert splice is not None
+                self._pipe.held -= splice(self._pipe.read_fd, self.peer.fd, self._pipe.held, flags=SPLICE_FLAGS)
+        except BlockingIOError:
+            pass
+        except OSError as error:
+            self._lose_peer(error)
+            return False
+        if self._unwritten is not None or (self._pipe is not None and self._pipe.held):
+            self._wait_for_room()
+            return False
+        return True
+
+    def _wait_for_room(self) -> None:
+        self._relay.poller.want_write(self.peer.fd)
+        self._relay.poller.pause_reading(self.fd)
+
+    def _resume(self) -> None:
+        """The peer has room again: write what waits, then go on reading."""
+        if (self._unwritten is not None or (self._pipe is not None and self._pipe.held)) and self._write():
+            self.give_back_pipe()
+            self._relay.poller.resume_reading(self.fd)
+            self.pump()
+
+    def _end(self) -> None:
+        """The last byte of this direction was read, and the peer has taken all of them: pass the FIN on."""
+        self.ended = True
+        self.give_back_pipe()
+        peer = self.peer
+        if self.was_reset:
+            self._relay.part(peer, reset=True)
+        elif peer.ended:
+            self._relay.close(self)
+        else:
+            self._relay.poller.pause_reading(self.fd)
+            peer.shut_down_writing()
+            if self.lost or self._hangup & HANGUP:
+                self._relay.part(peer, reset=False)
+            else:
+                self._relay.watch_half_closed(self)
+
+    def _die_by_reset(self) -> None:
+        """Reading failed, so this socket is dead; the peer was given all that came before."""
+        self._relay.part(self.peer, reset=True)
+
+    def _die_after_end(self) -> None:
+        """This socket died after its FIN. Its own direction stays a clean end; the other has nowhere to go."""
+        self._relay.part(self.peer, reset=False)
+
+    def _lose_peer(self, error: OSError) -> None:
+        """Writing failed: the peer takes nothing more, but what it sent before still has to reach this side."""
+        peer = self.peer
+        self._unwritten = None
+        self.give_back_pipe()
+        if self.lost:
+            self._relay.close(self)
+        elif peer.ended:
+            self._relay.part(self, reset=False)
+        else:
+            peer.lost = True
+            peer.was_reset = error.errno != errno.EPIPE  # EPIPE: the peer's FIN had come before it died
+            self._relay.poller.pause_reading(self.fd)
+            self._relay.watch_half_closed(self)
+            peer.pump()
+
+    def shut_down_writing(self) -> None:
+        """Send a FIN. A socket that is dead already ignores it: its death shows by itself."""
+        with contextlib.suppress(OSError):
+            if self.sock is not None:
+                self.sock.shutdown(socket.SHUT_WR)
+            else:
+                with borrowed(self.fd, self.family) as sock:
+                    sock.shutdown(socket.SHUT_WR)
+
+    def release(self) -> int:
+        """Give up all that this side holds and return its descriptor, which the caller closes or keeps."""
+        fd, self.fd = self.fd, -1
+        self._unwritten = None
+        self.give_back_pipe()
+        if self.sock is not None:
+            self.sock.detach()
+        del self.peer
+        return fd
+
+    def give_back_pipe(self) -> None:
+        if self._pipe is not None:
+            assert self._relay.pipes is not None
+            self._relay.pipes.give_back(self._pipe)
+            self._pipe = None
+
+    def _take_pipe(self) -> bool:
+        if self._pipe is None and self._relay.pipes is not None:
+            self._pipe = self._relay.pipes.take()
+        return self._pipe is not None
+
+
+class Relay:
+    """All relayed connections of a data path."""
+
+    def __init__(self, poller: Poller, loop: asyncio.AbstractEventLoop, settings: DataPlaneSettings) -> None:
+        self.poller = poller
+        self.pipes = PipePool(settings.pipe_pool_bytes) if CAN_SPLICE and settings.use_splice else None
+        self._loop = loop
+        self._half_close_timeout_s = settings.half_close_timeout_s
+        self._partings = Partings(poller, loop, settings.half_close_timeout_s)
+        interval_s = min(5.0, max(0.02, settings.half_close_timeout_s / 10))
+        self._half_closed: Sweeper[Side] = Sweeper(loop, interval_s, self._close_if_silent)
+        self._last_progress: dict[Side, tuple[int, float]] = {}  # bytes moved both ways, and when that was seen
+        self._targets: dict[Side, Target] = {}  # by client side, for each connection that is not closed
+
+    def __len__(self) -> int:
+        return len(self._targets)
+
+    def start(
+        self, client_fd: int, client_family: int, backend: socket.SocketType, target: Target
+    ) -> tuple[Side, Side]:
+        """Relay between an accepted descriptor and a connected socket, both taken over.
+
+        Returns the client's side and the backend's. The caller lets the poller watch them, in this order.
+        """
+        client = Side(self, client_fd, client_family, None, target.to_endpoint)
+        server = Side(self, backend.fileno(), target.socket_family, backend, target.to_client)
+        client.peer, server.peer = server, client
+        self._targets[client] = target
+        target.connections += 1
+        target.open_connections += 1
+        return client, server
+
+    def close(self, side: Side) -> None:
+        """Close both sockets. What was written to them still arrives, unless there is input that nobody read."""
+        peer = side.peer
+        client = self._forget(side)
+        self.poller.close(side.release())
+        self.poller.close(peer.release())
+        self._on_closed(client)
+
+    def part(self, survivor: Side, *, reset: bool) -> None:
+        """Close the survivor's dead peer now, and the survivor, with a reset or without, when it has all its bytes."""
+        gone = survivor.peer
+        client = self._forget(survivor)
+        family = survivor.family
+        fd = survivor.release()
+        self.poller.close(gone.release())
+        self._partings.add(fd, family, reset=reset, on_closed=lambda: self._on_closed(client))
+
+    def watch_half_closed(self, side: Side) -> None:
+        """Close the connection when nothing has moved for the half-close time-out."""
+        client = side if side.sock is None else side.peer
+        self._last_progress[client] = (client.moved + client.peer.moved, self._loop.time())
+        self._half_closed.add(client)
+
+    def free_descriptors(self) -> None:
+        """Close pipes that nobody uses."""
+        if self.pipes is not None:
+            self.pipes.trim()
+
+    def close_all(self) -> None:
+        """Close every connection at once."""
+        self._partings.close_all()
+        for client in list(self._targets):
+            self.close(client)
+
+    def _forget(self, side: Side) -> Side:
+        client = side if side.sock is None else side.peer
+        self._half_closed.discard(client)
+        self._last_progress.pop(client, None)
+        return client
+
+    def _on_closed(self, client: Side) -> None:
+        self._targets.pop(client).open_connections -= 1
+        if not self._targets:
+            self.free_descriptors()
+
+    def _close_if_silent(self, client: Side, now: float) -> bool:
+        moved, since = self._last_progress[client]
+        moved_now = client.moved + client.peer.moved
+        if moved_now != moved:
+            self._last_progress[client] = (moved_now, now)
+        elif now - since >= self._half_close_timeout_s:
+            self.close(client)
+        return False

@@ -1,0 +1,187 @@
+"""The services of a cluster, or of plain files, on this machine: wires source, placement and proxy together."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Protocol
+
+from userspace_proxy.core.errors import ConfigError, ListenFailed, PortsRefused
+from userspace_proxy.core.model import L4Protocol, ListenAddress, ServicePort, ServicePortName, Snapshot
+from userspace_proxy.core.placement import (
+    HostPort,
+    PortReference,
+    place,
+    select,
+    unmatched,
+    with_endpoints,
+    with_services,
+)
+from userspace_proxy.dataplane.settings import DataPlaneSettings
+from userspace_proxy.dataplane.sockets import bind_udp, listen_tcp
+from userspace_proxy.proxy import Proxy
+from userspace_proxy.reconciler import Failures
+from userspace_proxy.sources.hostnames import HostNames
+
+_PRIVILEGED_BELOW = 1024
+_ABOVE_PRIVILEGED = 8000  # 80 becomes 8080, 443 becomes 8443
+_AUTO_PORT_ATTEMPTS = 3
+
+
+@dataclass(frozen=True, slots=True)
+class LocalOptions:
+    """What `userspace-proxy local` was asked for."""
+
+    listen_addresses: tuple[str, ...] = ("127.0.0.1",)
+    port_map: Mapping[PortReference, int] = field(default_factory=dict)
+    services: Mapping[ServicePort, tuple[HostPort, ...]] = field(default_factory=dict)
+    endpoints: Mapping[PortReference, tuple[HostPort, ...]] = field(default_factory=dict)
+    namespaces: tuple[str, ...] = ()
+    only: tuple[str, ...] = ()
+    auto_ports: bool = False
+    keep_going: bool = False
+    drain_timeout_s: float = 5.0
+    settings: DataPlaneSettings = field(default_factory=lambda: DataPlaneSettings(udp_idle_timeout_s=60.0))
+
+
+class SnapshotSource(Protocol):
+    """Where service ports come from."""
+
+    def snapshots(self) -> AsyncIterator[Snapshot]:
+        """Yield the service ports as they are now, and again whenever they have changed. May raise ConfigError."""
+
+
+class NoSource:
+    """All that is served stands on the command line."""
+
+    async def snapshots(self) -> AsyncIterator[Snapshot]:
+        yield Snapshot()
+
+
+class FileSource(NoSource):
+    def __init__(self, paths: Sequence[str]) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """A service port as it is shown to people."""
+
+    service_port: ServicePort
+    addresses: tuple[ListenAddress, ...]
+    failures: tuple[ListenFailed, ...] = ()
+
+
+class LocalProxy:
+    """Serves the snapshots of a source on this machine until it is cancelled."""
+
+    def __init__(self, options: LocalOptions, source: SnapshotSource) -> None:
+        self._options = options
+        self._source = source
+        given = [host for hosts in (*options.services.values(), *options.endpoints.values()) for host in hosts]
+        self._names = HostNames(given)
+        self._from_source = Snapshot()
+        self._chosen_ports: dict[ServicePortName, int] = {}
+        self._proxy = Proxy(
+            options.settings,
+            on_dial_failure=lambda name, endpoint: self._names.note_unreachable(endpoint),
+            drain_timeout_s=options.drain_timeout_s,
+        )
+
+    async def run(self, on_started: Callable[[Sequence[Row]], None]) -> None:
+        """Serve, and call `on_started` with what is served as soon as it is.
+
+        Raises ConfigError when there is nothing to serve or an option fits nothing, and PortsRefused when there are
+        ports that cannot be listened on, unless `keep_going`.
+        """
+        snapshots = self._source.snapshots()
+        self._from_source = await anext(snapshots)
+        await self._names.resolve()
+        self._check(self._wanted())
+        async with self._proxy:
+            on_started(await self._start())
+            gc.collect()
+            gc.freeze()  # what was read at the start stays: no collection needs to look at it again
+            async with asyncio.TaskGroup() as tasks:
+                tasks.create_task(self._follow_source(snapshots))
+                tasks.create_task(self._follow_names())
+
+    async def _start(self) -> list[Row]:
+        failures = await self._apply(quiet=True)
+        if failures and not self._options.keep_going:
+            raise PortsRefused(failures, self._suggestions(failures))
+        return [
+            Row(port, self._proxy.addresses(name), failures.get(name, ()))
+            for name, port in self._wanted().service_ports.items()
+        ]
+
+    async def _follow_source(self, snapshots: AsyncIterator[Snapshot]) -> None:
+        async for self._from_source in snapshots:
+            await self._apply(quiet=False)
+
+    async def _follow_names(self) -> None:
+        while True:
+            await self._names.changed()
+            await self._apply(quiet=False)
+
+    async def _apply(self, *, quiet: bool) -> Failures:
+        """Serve what is wanted; with `auto_ports`, on other ports where those asked for cannot be had."""
+        options = self._options
+        for attempt in range(_AUTO_PORT_ATTEMPTS if options.auto_ports else 1):
+            snapshot = place(
+                self._wanted(),
+                listen_addresses=options.listen_addresses,
+                port_map=options.port_map,
+                chosen_ports=self._chosen_ports,
+            )
+            is_last = attempt == _AUTO_PORT_ATTEMPTS - 1 or not options.auto_ports
+            failures = await self._proxy.apply(snapshot, quiet=quiet or not is_last)
+            if not failures:
+                break
+            if options.auto_ports:
+                self._chosen_ports.update(self._free_ports(failures))
+        return failures
+
+    def _wanted(self) -> Snapshot:
+        options, names = self._options, self._names
+        services = [replace(port, endpoints=names.endpoints(hosts)) for port, hosts in options.services.items()]
+        snapshot = select(self._from_source, namespaces=options.namespaces, only=options.only)
+        endpoints = {reference: names.endpoints(hosts) for reference, hosts in options.endpoints.items()}
+        return with_endpoints(with_services(snapshot, services), endpoints)
+
+    def _check(self, snapshot: Snapshot) -> None:
+        for flag, references in (("--port-map", self._options.port_map), ("--endpoints", self._options.endpoints)):
+            for reference, reason in unmatched(snapshot, references):
+                raise ConfigError(reason, where=flag, subject=str(reference))
+        if not snapshot.service_ports:
+            raise ConfigError("there is nothing to serve: no Service that could be proxied was found")
+
+    def _free_ports(self, failures: Failures) -> dict[ServicePortName, int]:
+        """Return a free local port for each service port that failed, as easy to remember as possible."""
+        wanted = self._wanted().service_ports
+        taken = {(name.protocol, port.port) for name, port in wanted.items()}
+        taken |= {(name.protocol, port) for name, port in self._chosen_ports.items()}
+        found: dict[ServicePortName, int] = {}
+        for name in failures:
+            first = wanted[name].port + (_ABOVE_PRIVILEGED if wanted[name].port < _PRIVILEGED_BELOW else 1)
+            for port in (*range(first, 65536), *range(_PRIVILEGED_BELOW, first)):
+                if (name.protocol, port) not in taken and self._is_free(name.protocol, port):
+                    found[name] = port
+                    taken.add((name.protocol, port))
+                    break
+        return found
+
+    def _suggestions(self, failures: Failures) -> list[str]:
+        """Return the `--port-map` values that would have helped."""
+        wanted = self._wanted().service_ports
+        return [f"{PortReference.to(wanted[name])}={port}" for name, port in self._free_ports(failures).items()]
+
+    def _is_free(self, protocol: L4Protocol, port: int) -> bool:
+        try:
+            for address in self._options.listen_addresses:
+                listen = listen_tcp if protocol is L4Protocol.TCP else bind_udp
+                listen(ListenAddress(address, port)).close()
+        except ListenFailed:
+            return False
+        return True

@@ -1,0 +1,76 @@
+"""The proxy as a Python object, for programs that bring their own snapshots: benchmarks, tests, tools."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from types import TracebackType
+from typing import Self
+
+from userspace_proxy.core.balancer import Balancer, RoundRobin
+from userspace_proxy.core.counters import Counters
+from userspace_proxy.core.model import Endpoint, ListenAddress, ServicePortName, Snapshot
+from userspace_proxy.dataplane.plane import DataPlane
+from userspace_proxy.dataplane.settings import DataPlaneSettings
+from userspace_proxy.reconciler import EndpointFilter, Failures, Reconciler
+
+
+class Proxy:
+    """Proxies the service ports of a snapshot while its context is open.
+
+        async with Proxy() as proxy:
+            await proxy.apply(snapshot)
+
+    `balancer` makes the balancer of each service port and address family. `endpoint_filter` may drop endpoints before
+    they are used. `on_dial_failure` is told of each endpoint that could not be reached. On leaving, listeners close at
+    once, and open connections get `drain_timeout_s` seconds to end by themselves.
+    """
+
+    def __init__(
+        self,
+        settings: DataPlaneSettings | None = None,
+        *,
+        balancer: Callable[[], Balancer] = RoundRobin,
+        endpoint_filter: EndpointFilter | None = None,
+        on_dial_failure: Callable[[ServicePortName, Endpoint], None] = lambda name, endpoint: None,
+        drain_timeout_s: float = 0.0,
+    ) -> None:
+        self._settings = settings or DataPlaneSettings()
+        self._balancer = balancer
+        self._endpoint_filter = endpoint_filter
+        self._on_dial_failure = on_dial_failure
+        self._drain_timeout_s = drain_timeout_s
+        self._tasks = asyncio.TaskGroup()
+
+    async def __aenter__(self) -> Self:
+        self._plane = DataPlane(self._settings, make_balancer=self._balancer, on_dial_failure=self._on_dial_failure)
+        self._reconciler = Reconciler(self._plane, self._endpoint_filter)
+        await self._tasks.__aenter__()
+        self._retries = self._tasks.create_task(self._reconciler.retry_forever())
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._retries.cancel()
+        try:
+            await self._plane.drain(self._drain_timeout_s)
+        finally:
+            self._plane.close()
+            await self._tasks.__aexit__(kind, error, traceback)
+
+    async def apply(self, snapshot: Snapshot, *, quiet: bool = False) -> Failures:
+        """Serve the service ports of `snapshot` and no others. Return those that cannot be listened on, and why.
+
+        They are logged, unless `quiet`, and tried again each second. What did not change is not touched: established
+        connections stay in any case. Whatever `endpoint_filter` raises is raised, and then nothing has changed.
+        """
+        return await self._reconciler.apply(snapshot, quiet=quiet)
+
+    def addresses(self, name: ServicePortName) -> tuple[ListenAddress, ...]:
+        """Return where the proxy listens for a service port, with real port numbers, in the order asked for."""
+        return tuple(bound for (owner, _), bound in self._reconciler.bound.items() if owner == name)
+
+    def counters(self) -> Counters:
+        """Return a reading of all counters, as plain data."""
+        return self._plane.counters()

@@ -1,0 +1,110 @@
+"""Snapshot -> plan -> data path: brings what runs to what is wanted, and keeps trying what could not be done."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from types import MappingProxyType
+
+from userspace_proxy.core.errors import ListenFailed
+from userspace_proxy.core.model import Endpoint, ListenAddress, ServicePort, ServicePortName, Snapshot
+from userspace_proxy.core.plan import Listening, Plan, diff
+from userspace_proxy.dataplane.plane import Applied, DataPlane
+
+EndpointFilter = Callable[[ServicePortName, Endpoint], bool]
+"""Tells whether an endpoint may be used."""
+
+Failures = Mapping[ServicePortName, tuple[ListenFailed, ...]]
+
+_RETRY_S = 1.0
+
+_log = logging.getLogger(__name__)
+
+
+class Reconciler:
+    """Holds the snapshot that runs and the one that is wanted."""
+
+    def __init__(self, plane: DataPlane, endpoint_filter: EndpointFilter | None = None) -> None:
+        self._plane = plane
+        self._endpoint_filter = endpoint_filter
+        self._running = Snapshot()
+        self._desired = Snapshot()
+        self._bound: dict[Listening, ListenAddress] = {}
+        self._failures: dict[ServicePortName, tuple[ListenFailed, ...]] = {}
+        self._lock = asyncio.Lock()
+
+    @property
+    def bound(self) -> Mapping[Listening, ListenAddress]:
+        """Where the data path listens, by service port and address asked for."""
+        return MappingProxyType(self._bound)
+
+    async def apply(self, desired: Snapshot, *, quiet: bool = False) -> Failures:
+        """Bring the data path to `desired`. Return the service ports that could not be listened on, and why.
+
+        Those are tried again by `retry_forever`. `quiet` leaves it to the caller to tell people. When the endpoint
+        filter raises, nothing is changed.
+        """
+        desired = self._filtered(desired)
+        async with self._lock:
+            self._desired = desired
+            await self._reconcile(quiet=quiet)
+            return dict(self._failures)
+
+    async def retry_forever(self) -> None:
+        """Try each second what failed before, until cancelled."""
+        while True:
+            await asyncio.sleep(_RETRY_S)
+            async with self._lock:
+                if self._failures:
+                    await self._reconcile(quiet=False)
+
+    async def _reconcile(self, *, quiet: bool) -> None:
+        plan = diff(self._running, self._desired)
+        if not plan:
+            return
+        applied = await self._plane.apply(plan)
+        self._note(plan, applied, quiet=quiet)
+
+    def _note(self, plan: Plan, applied: Applied, *, quiet: bool) -> None:
+        """Record what runs now. A service port that failed keeps only the listeners that it had and still wants."""
+        for listening in (*plan.release, *plan.close):
+            self._bound.pop(listening, None)
+        self._bound.update(applied.bound)
+        before, self._running = self._running, self._desired
+        if applied.failures:
+            running = dict(self._desired.service_ports)
+            for name in applied.failures:
+                kept = tuple(address for address in running[name].listen if (name, address) in self._bound)
+                running[name] = replace(running[name], listen=kept)
+            self._running = Snapshot(MappingProxyType(running))
+        known, self._failures = self._failures, dict(applied.failures)
+        if not quiet:
+            self._log_changes(plan, before, known)
+
+    def _log_changes(self, plan: Plan, before: Snapshot, known: Failures) -> None:
+        for name, failures in self._failures.items():
+            if [str(failure) for failure in failures] != [str(failure) for failure in known.get(name, ())]:
+                _log.error("%s (%s): %s; trying again", name, name.protocol, "; ".join(map(str, failures)))
+        for service_port in plan.update:
+            name = service_port.name
+            if name not in self._failures and (name in known or before.service_ports.get(name) != service_port):
+                _log.info("%s (%s): %s", name, name.protocol, self._describe(service_port))
+        for name in plan.remove:
+            _log.info("%s (%s): no longer served", name, name.protocol)
+
+    def _describe(self, service_port: ServicePort) -> str:
+        addresses = [str(self._bound[service_port.name, address]) for address in service_port.listen]
+        endpoints = [str(endpoint) for endpoint in service_port.endpoints]
+        return f"{', '.join(addresses) or 'not listening'} -> {', '.join(endpoints) or 'no endpoints'}"
+
+    def _filtered(self, snapshot: Snapshot) -> Snapshot:
+        allows = self._endpoint_filter
+        if allows is None:
+            return snapshot
+        service_ports = {
+            name: replace(port, endpoints=tuple(endpoint for endpoint in port.endpoints if allows(name, endpoint)))
+            for name, port in snapshot.service_ports.items()
+        }
+        return Snapshot(MappingProxyType(service_ports))
