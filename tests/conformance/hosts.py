@@ -39,7 +39,7 @@ class FakeHost:
 
     def insert(self, table: str, chain: str, rule: str) -> None:
         self._backend.tables[table].setdefault(chain, []).insert(0, f"-A {chain} {rule}")
-        self._backend.commits += 1
+        self._backend.foreign_changes += 1
 
     def flush(self, table: str, *, delete_chains: bool = False) -> None:
         chains = self._backend.tables[table]
@@ -47,7 +47,7 @@ class FakeHost:
             chains[name] = []
             if delete_chains and name.startswith("KUBE-"):
                 del chains[name]
-        self._backend.commits += 1
+        self._backend.foreign_changes += 1
 
 
 class KernelHost:

@@ -232,9 +232,14 @@ def render(
     for service_port in service_ports:
         if of_this := rules_of(service_port, proxy_ports, node, style):
             rules[service_port.name] = of_this
-        if service_port.load_balancer_source_ranges and not service_port.load_balancer_ips:
+        if is_unenforced(service_port):
             unenforced.append(service_port.name)
     return RuleSet(node.family, MappingProxyType(rules), tuple(unenforced))
+
+
+def is_unenforced(service_port: ServicePort) -> bool:
+    """Return whether there are load-balancer source ranges but no load-balancer IP at which to enforce them."""
+    return bool(service_port.load_balancer_source_ranges) and not service_port.load_balancer_ips
 
 
 def rules_of(service_port: ServicePort, ports: ProxyPorts, node: NodeFacts, style: Style) -> tuple[Rule, ...]:

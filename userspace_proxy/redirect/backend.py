@@ -23,8 +23,8 @@ class Backend(Protocol):
     def family(self) -> IPFamily: ...
 
     @property
-    def counts_commits(self) -> bool:
-        """Whether the fingerprint rises by exactly one for each table that is written."""
+    def fingerprint_skips_own_writes(self) -> bool:
+        """Whether `write` leaves the fingerprint as it is, so that it tells of others' changes alone."""
 
     async def read(self) -> Tables:
         """Return the tables as they are. A table that does not exist is left out, and is not created by looking.
@@ -53,7 +53,7 @@ class FakeBackend:
     """Tables in memory that behave as the kernel's. `refuses` decides which rules such a kernel does not take."""
 
     name = "fake"
-    counts_commits = True
+    fingerprint_skips_own_writes = True
 
     def __init__(
         self, family: IPFamily = IPFamily.IPV4, *, refuses: Callable[[Rule], bool] = lambda rule: False
@@ -61,7 +61,7 @@ class FakeBackend:
         self.family = family
         self.refuses = refuses
         self.writes = 0
-        self.commits = 0
+        self.foreign_changes = 0
         self.tables: Tables = {
             "filter": {"INPUT": [], "FORWARD": [], "OUTPUT": []},
             "nat": {"PREROUTING": [], "INPUT": [], "OUTPUT": [], "POSTROUTING": []},
@@ -76,10 +76,9 @@ class FakeBackend:
             changed = deepcopy(self.tables.setdefault(change.table, {}))
             self._apply(change, changed)
             self.tables[change.table] = changed
-            self.commits += 1
 
     def fingerprint(self) -> int | None:
-        return self.commits
+        return self.foreign_changes
 
     async def close(self) -> None:
         pass

@@ -6,7 +6,7 @@ foreign chain still jumps to is kept, with all that it jumps to in turn.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from userspace_proxy.core.errors import RedirectFailed
@@ -15,7 +15,7 @@ from userspace_proxy.redirect.backend import Backend
 from userspace_proxy.redirect.libiptc import LibiptcBackend, is_installed
 from userspace_proxy.redirect.programs import Variant, find_programs, legacy_tables
 from userspace_proxy.redirect.restore import RestoreBackend
-from userspace_proxy.redirect.tables import OWN_CHAIN_NAMES, Chains, TableChange, target_of
+from userspace_proxy.redirect.tables import OWN_CHAIN_NAMES, Chains, TableChange, Tables, target_of
 
 Owns = Callable[[str, str], bool]
 """Says whether a chain is ours to remove, by table and name."""
@@ -59,6 +59,11 @@ def removal(table: str, chains: Chains, owns: Owns) -> TableChange:
     return TableChange(table, declare=going, delete=tuple(leading_in), remove=going)
 
 
+def removals(tables: Tables, owns: Owns) -> list[TableChange]:
+    """Return the changes that remove the owned chains of all tables."""
+    return [change for name, chains in tables.items() if (change := removal(name, chains, owns))]
+
+
 def _kept(owned: set[str], jumps: dict[str, list[tuple[str, str]]]) -> set[str]:
     foreign = [lines for name, lines in jumps.items() if name not in owned and name not in BUILT_IN_CHAINS]
     waiting = [target for lines in foreign for _, target in lines if target in owned]
@@ -87,7 +92,7 @@ async def clean_up(families: Iterable[IPFamily] = tuple(IPFamily), owns: Owns = 
     return await remove([backend for family in families for backend in await _ways_in(family)], owns)
 
 
-async def remove(backends: Sequence[Backend], owns: Owns) -> CleanUpResult:
+async def remove(backends: Iterable[Backend], owns: Owns) -> CleanUpResult:
     """Remove owned chains through these backends, which are closed afterwards. Never raises RedirectFailed."""
     removed: list[str] = []
     errors: list[RedirectFailed] = []
@@ -102,12 +107,12 @@ async def remove(backends: Sequence[Backend], owns: Owns) -> CleanUpResult:
 
 
 async def _remove(backend: Backend, owns: Owns) -> list[str]:
-    tables = await backend.read()
-    changes = [change for name, chains in tables.items() if (change := removal(name, chains, owns))]
+    changes = removals(await backend.read(), owns)
     if changes:
         await backend.write(changes)
-    where = f"{backend.name} {backend.family.name}"
-    return [f"{where} {change.table} {chain}" for change in changes for chain in change.remove]
+    return [
+        f"{backend.name} {backend.family.name} {change.table} {chain}" for change in changes for chain in change.remove
+    ]
 
 
 async def _ways_in(family: IPFamily) -> list[Backend]:

@@ -20,7 +20,13 @@ _SOL_IPV6 = 41
 
 
 class Fingerprint(Protocol):
+    """A number that changes with the tables; None where there is none to be had."""
+
     def __call__(self) -> int | None: ...
+
+    def note_own(self, commits: int) -> None:
+        """Take note of tables that this process has written."""
+
     def close(self) -> None: ...
 
 
@@ -30,14 +36,22 @@ class NoFingerprint:
     def __call__(self) -> int | None:
         return None
 
+    def note_own(self, commits: int) -> None:
+        pass
+
     def close(self) -> None:
         pass
 
 
 class NftGeneration:
-    """The generation of the rule set, which nftables counts: one more for each table that was committed."""
+    """How many tables others have committed.
+
+    nftables counts all commits of a network namespace, those of both families: ours are taken off. So all that write
+    for this process share one.
+    """
 
     def __init__(self) -> None:
+        self._own = 0
         self._socket = socket.socket(socket.AF_NETLINK, socket.SOCK_RAW | socket.SOCK_CLOEXEC, NETLINK_NETFILTER)
         self._socket.settimeout(0.1)
 
@@ -45,9 +59,13 @@ class NftGeneration:
         request = struct.pack("=IHHIIBBH", 20, _NFT_MSG_GETGEN, _NLM_F_REQUEST, 0, 0, 0, 0, 0)
         try:
             self._socket.send(request)
-            return generation_in(self._socket.recv(4096))
+            generation = generation_in(self._socket.recv(4096))
         except OSError:
             return None
+        return None if generation is None else generation - self._own
+
+    def note_own(self, commits: int) -> None:
+        self._own += commits
 
     def close(self) -> None:
         self._socket.close()
@@ -87,6 +105,9 @@ class LegacySize:
             self._socket.fileno(), self._level, _XT_SO_GET_INFO, answer, ctypes.byref(length)
         )
         return None if failed else answer.raw[-8:]
+
+    def note_own(self, commits: int) -> None:
+        pass  # what we write changes the size as well
 
     def close(self) -> None:
         self._socket.close()

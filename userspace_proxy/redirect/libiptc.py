@@ -31,7 +31,7 @@ class LibiptcBackend:
     """The legacy tables of one family through a child process."""
 
     name = "libiptc"
-    counts_commits = False
+    fingerprint_skips_own_writes = False
 
     def __init__(self, family: IPFamily) -> None:
         self.family = family

@@ -8,7 +8,7 @@ import enum
 import os
 import re
 import shutil
-from collections.abc import Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,6 +18,7 @@ from userspace_proxy.redirect.tables import SaveReader, Tables
 
 TIME_LIMIT_S = 30.0
 _LINES_AT_ONCE = 4000
+_KUBELET_MARKS = frozenset({"KUBE-IPTABLES-HINT", "KUBE-KUBELET-CANARY"})
 _ENVIRONMENT = {"LC_ALL": "C", "PATH": os.environ.get("PATH", "") + ":/usr/sbin:/sbin"}
 _LEGACY_TABLES = {
     IPFamily.IPV4: Path("/proc/net/ip_tables_names"),
@@ -152,14 +153,22 @@ def version_in(text: str) -> tuple[int, ...]:
     return tuple(int(part) for part in found[1].split(".")) if found else (1, 8)
 
 
-async def variant_in_use(found: Sequence[Programs]) -> Variant | None:
-    """Return the variant that others on this host use, among those found: by the kubelet's marks, else by rules."""
-    tables = {programs.variant: await programs.read() for programs in found}
+async def variant_in_use(found: Iterable[Programs]) -> Variant | None:
+    """Return the variant that others on this host use, among those found: by the kubelet's marks, else by rules.
+
+    A variant that the kernel does not support does not count. Raises RedirectFailed when none can be read.
+    """
+    tables: dict[Variant, Tables] = {}
+    failure: RedirectFailed | None = None
+    for programs in found:
+        try:
+            tables[programs.variant] = await programs.read()
+        except RedirectFailed as error:
+            failure = error
+    if failure is not None and not tables:
+        raise failure
     for variant in (Variant.NFT, Variant.LEGACY):
-        if (
-            variant in tables
-            and {"KUBE-IPTABLES-HINT", "KUBE-KUBELET-CANARY"} & tables[variant].get("mangle", {}).keys()
-        ):
+        if not _KUBELET_MARKS.isdisjoint(tables.get(variant, {}).get("mangle", ())):
             return variant
     return max(tables, key=lambda variant: (_rule_count(tables[variant]), variant is Variant.NFT), default=None)
 

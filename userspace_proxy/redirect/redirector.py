@@ -15,6 +15,7 @@ from userspace_proxy.core.errors import KernelRefused, RedirectFailed, RuleNotUn
 from userspace_proxy.core.model import IPFamily, ServicePortName
 from userspace_proxy.core.rules import OWN_CHAINS, Chain, Rule, RuleSet, Table
 from userspace_proxy.redirect.backend import Backend
+from userspace_proxy.redirect.cleanup import Owns, removals
 from userspace_proxy.redirect.tables import (
     Difference,
     TableChange,
@@ -48,11 +49,15 @@ class Outcome:
 
 
 class Redirector:
-    """Keeps the rules of one address family. Its methods may be called at any time; they run one after another."""
+    """Keeps the rules of one address family.
 
-    def __init__(self, backend: Backend) -> None:
+    Its methods may be called at any time; they run one after another. Redirectors that write to the same kernel share
+    one `turn`, as each would else take what another is just writing for the work of a stranger.
+    """
+
+    def __init__(self, backend: Backend, turn: asyncio.Lock | None = None) -> None:
         self._backend = backend
-        self._turn = asyncio.Lock()
+        self._turn = turn or asyncio.Lock()
         self._desired = RuleSet(backend.family)
         self._installed: _Rules | None = None
         self._refused: dict[ServicePortName, tuple[tuple[Rule, ...], str]] = {}
@@ -98,6 +103,13 @@ class Redirector:
                 await self._remove_rest()
                 self._installed = self._writable()
             return Outcome(outcome.added, outcome.removed, self._reasons(), self._lacking, outcome.was_written)
+
+    async def remove(self, owns: Owns) -> tuple[str, ...]:
+        """Remove chains that others left in these tables, and return their names. Raises RedirectFailed."""
+        async with self._turn:
+            changes = removals(await self._backend.read(), owns)
+            await self._write(changes)
+            return tuple(chain for change in changes for chain in change.remove)
 
     async def has_changed(self) -> bool:
         """Return whether somebody else has written since, as far as that can be told for a few microseconds."""
@@ -188,16 +200,13 @@ class Redirector:
         return {table: difference(tables.get(table.value, {}), wanted, table, lacking=self._lacking) for table in Table}
 
     async def _write(self, changes: Iterable[TableChange]) -> None:
-        """Write what there is to write. Afterwards the fingerprint is ours only if nobody else wrote meanwhile."""
+        """Write what there is to write, without losing sight of what others write meanwhile."""
         to_write = [change for change in changes if change]
         if not to_write:
             return
         await self._backend.write(to_write)
-        now = self._backend.fingerprint()
-        if self._backend.counts_commits and now is not None and self._fingerprint is not None:
-            self._fingerprint += len(to_write)
-        else:
-            self._fingerprint = now
+        if not self._backend.fingerprint_skips_own_writes:
+            self._fingerprint = self._backend.fingerprint()
 
     def _whole_blocks(self, found: Mapping[Table, Difference]) -> list[TableChange]:
         wanted = self._wanted()

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from userspace_proxy.core.errors import KernelRefused, RedirectFailed, RuleNotUnderstood
 from userspace_proxy.core.model import IPFamily
 from userspace_proxy.redirect import fingerprints
+from userspace_proxy.redirect.fingerprints import Fingerprint
 from userspace_proxy.redirect.programs import TIME_LIMIT_S, Finished, Programs, Variant, run
 from userspace_proxy.redirect.tables import TableChange, Tables
 
@@ -19,9 +20,9 @@ _LINE = re.compile(r"^Error occurred at line: (\d+)$", re.MULTILINE)
 class RestoreBackend:
     """The tables of one family through the programs of one variant."""
 
-    def __init__(self, programs: Programs) -> None:
+    def __init__(self, programs: Programs, fingerprint: Fingerprint | None = None) -> None:
         self._programs = programs
-        self._fingerprint = fingerprints.opened(programs.variant is Variant.NFT, programs.family)
+        self._fingerprint = fingerprint or fingerprints.opened(programs.variant is Variant.NFT, programs.family)
 
     @property
     def name(self) -> str:
@@ -32,7 +33,7 @@ class RestoreBackend:
         return self._programs.family
 
     @property
-    def counts_commits(self) -> bool:
+    def fingerprint_skips_own_writes(self) -> bool:
         return self._programs.variant is Variant.NFT
 
     async def read(self) -> Tables:
@@ -50,6 +51,7 @@ class RestoreBackend:
         while True:
             finished = await run(*command, stdin=text)
             if finished.code == 0:
+                self._fingerprint.note_own(len(changes))
                 return
             if not _is_locked_out(finished) or asyncio.get_running_loop().time() + pause_s > deadline:
                 raise failure(" ".join(command), finished, lines)
