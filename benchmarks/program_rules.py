@@ -20,8 +20,9 @@ import uvloop
 
 from userspace_proxy.core.model import IPFamily, ServicePort, ServicePortName
 from userspace_proxy.core.portals import NodeFacts, ProxyPortKey
-from userspace_proxy.core.rules import render
+from userspace_proxy.redirect import conntrack
 from userspace_proxy.redirect.backend import Backend
+from userspace_proxy.redirect.keeper import RuleKeeper
 from userspace_proxy.redirect.libiptc import LibiptcBackend
 from userspace_proxy.redirect.programs import Variant, find_programs
 from userspace_proxy.redirect.redirector import Redirector
@@ -88,18 +89,15 @@ async def backend(name: str) -> Backend:
 
 
 async def measure(name: str, count: int) -> None:
-    redirector = Redirector(await backend(name))
+    keeper = RuleKeeper([Redirector(await backend(name))], conntrack=conntrack.available(), keeps_other_modes=True)
     services = service_ports(count)
     ports = {ProxyPortKey(each.name, IPFamily.IPV4): 40000 + number % 20000 for number, each in enumerate(services)}
-
-    async def programmed() -> None:
-        await redirector.replace(render(services, ports, NODE))
-
-    scratch_s, scratch_stall_s = await measured(programmed())
+    nodes = {IPFamily.IPV4: NODE}
+    scratch_s, scratch_stall_s = await measured(keeper.apply(services, ports, nodes))
     services[count // 2] = replace(services[count // 2], port=81)
-    change_s, change_stall_s = await measured(programmed())
-    check_s, check_stall_s = await measured(redirector.repair())
-    await redirector.close()
+    change_s, change_stall_s = await measured(keeper.apply(services, ports, nodes))
+    check_s, check_stall_s = await measured(keeper.check())
+    await keeper.close()
     print(
         f"{name:8} {count:6} services: from scratch {scratch_s:6.3f} s (stall {scratch_stall_s * 1000:5.1f} ms), "
         f"one change {change_s:6.3f} s (stall {change_stall_s * 1000:5.1f} ms), "

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import socket
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -42,15 +43,27 @@ async def ask(
 
 
 async def ask_by(sock: socket.socket, address: str, port: int, *, patience_s: float = 0.0) -> str:
+    """Connect a socket and send a word by it. Raises NoAnswer."""
     is_tcp = sock.type == socket.SOCK_STREAM
+    patience_s = patience_s or (TCP_PATIENCE_S if is_tcp else UDP_PATIENCE_S)
+    began = time.monotonic()
     try:
-        async with asyncio.timeout(patience_s or (TCP_PATIENCE_S if is_tcp else UDP_PATIENCE_S)):
-            loop = asyncio.get_running_loop()
-            await loop.sock_connect(sock, (address, port))
+        async with asyncio.timeout(patience_s):
+            await asyncio.get_running_loop().sock_connect(sock, (address, port))
+    except (TimeoutError, OSError) as error:
+        raise NoAnswer(f"{address} {port}: {str(error) or 'not connected in time'}") from error
+    return await ask_again(sock, patience_s=patience_s - (time.monotonic() - began))
+
+
+async def ask_again(sock: socket.socket, *, patience_s: float = TCP_PATIENCE_S) -> str:
+    """Send another word by a connected socket. Raises NoAnswer."""
+    loop = asyncio.get_running_loop()
+    try:
+        async with asyncio.timeout(patience_s):
             await loop.sock_sendall(sock, b"ping")
             answer = await loop.sock_recv(sock, 100)
     except (TimeoutError, OSError) as error:
-        raise NoAnswer(f"{address} {port}: {error or 'no answer in time'}") from error
+        raise NoAnswer(f"{sock}: {str(error) or 'no answer in time'}") from error
     if not answer.endswith(b":ping"):
         raise NoAnswer(f"closed after {answer!r}")
     return answer.decode().partition(":")[0]

@@ -109,8 +109,8 @@ def _forget_by_netlink(flows: Collection[UdpFlows]) -> None:
     for family in {flow.family for flow in flows}:
         number = socket.AF_INET if family is IPFamily.IPV4 else socket.AF_INET6
         with NFCTSocket(nfgen_family=number) as kernel:
-            tuples = [NFCTAttrTuple.from_netlink(number, entry) for entry in list(kernel.dump())]
-            for entry in tuples:
+            originals = [entry.get_attr("CTA_TUPLE_ORIG") for entry in list(kernel.dump())]
+            for entry in (NFCTAttrTuple.from_netlink(number, original) for original in originals):
                 if entry.proto == socket.IPPROTO_UDP and UdpFlows(entry.daddr, entry.dport) in flows:
                     kernel.entry("del", tuple_orig=entry)
 

@@ -113,6 +113,8 @@ class LegacyTables:
         for name, unwanted in by_chain.items():
             chain = self._iptc.Chain(table, name)
             for rule in chain.rules:
+                if not unwanted:
+                    break
                 if (text := self._text(name, rule)) in unwanted:
                     unwanted.remove(text)
                     chain.delete_rule(rule)
