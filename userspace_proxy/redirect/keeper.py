@@ -18,7 +18,7 @@ from userspace_proxy.redirect.redirector import Outcome, Redirector
 from userspace_proxy.redirect.watch import Watch
 
 PAUSE_BETWEEN_REPAIRS_S = 0.5
-_RENDERED_AT_ONCE = 100
+_RENDERED_AT_ONCE = 50
 
 _log = logging.getLogger(__name__)
 

@@ -17,7 +17,7 @@ from userspace_proxy.core.model import IPFamily
 from userspace_proxy.redirect.tables import SaveReader, Tables
 
 TIME_LIMIT_S = 30.0
-_LINES_AT_ONCE = 4000
+_LINES_AT_ONCE = 2000
 _KUBELET_MARKS = frozenset({"KUBE-IPTABLES-HINT", "KUBE-KUBELET-CANARY"})
 _ENVIRONMENT = {"LC_ALL": "C", "PATH": os.environ.get("PATH", "") + ":/usr/sbin:/sbin"}
 _LEGACY_TABLES = {

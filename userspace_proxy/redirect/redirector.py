@@ -21,7 +21,8 @@ from userspace_proxy.redirect.tables import (
     TableChange,
     Tables,
     Wanted,
-    difference,
+    compare_chain,
+    compare_jumps,
     small_block,
     whole_block,
 )
@@ -163,8 +164,8 @@ class Redirector:
                 continue
         self._lacking = before
         found = await self._read_and_compare()
-        for difference_ in found.values():
-            difference_.missing = []
+        for difference in found.values():
+            difference.missing = []
         await self._write([small_block(table, found[table]) for table in Table])
         await self._install(list(self._writable()))
         await self._remove_rest()
@@ -197,7 +198,14 @@ class Redirector:
         tables: Tables = await self._backend.read()
         self._fingerprint = fingerprint
         wanted = self._wanted()
-        return {table: difference(tables.get(table.value, {}), wanted, table, lacking=self._lacking) for table in Table}
+        found = {}
+        for table in Table:
+            chains, found[table] = tables.get(table.value, {}), Difference()
+            for chain in OWN_CHAINS[table]:
+                await asyncio.sleep(0)  # with thousands of services this takes milliseconds: let others have a turn
+                compare_chain(chains, wanted, chain, found[table])
+            compare_jumps(chains, table, self._lacking, found[table])
+        return found
 
     async def _write(self, changes: Iterable[TableChange]) -> None:
         """Write what there is to write, without losing sight of what others write meanwhile."""

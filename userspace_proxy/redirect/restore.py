@@ -45,6 +45,7 @@ class RestoreBackend:
             lines += change.lines()
             await asyncio.sleep(0)  # with thousands of services this takes milliseconds: let others have a turn
         text = "\n".join([*lines, ""]).encode()
+        await asyncio.sleep(0)
         command = [self._programs.restore, "--noflush", *self._programs.wait_arguments]
         pause_s = FIRST_PAUSE_S
         deadline = asyncio.get_running_loop().time() + TIME_LIMIT_S

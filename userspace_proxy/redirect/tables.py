@@ -114,18 +114,19 @@ class Difference:
         return bool(self.missing_chains or self.missing or self.surplus or self.first_jumps or self.last_jumps)
 
 
-def difference(chains: Chains, wanted: Wanted, table: Table, *, lacking: Set[str] = frozenset()) -> Difference:
-    """Compare a table with what is wanted there. `lacking` are kernel matches that jumps must do without."""
-    found = Difference()
-    for chain in OWN_CHAINS[table]:
-        if chain.value not in chains:
-            found.missing_chains.append(chain.value)
-        missing, surplus = _compare(chains.get(chain.value, ()), wanted[chain])
-        found.missing += missing
-        found.surplus += surplus
+def compare_chain(chains: Chains, wanted: Wanted, chain: Chain, found: Difference) -> None:
+    """Add to `found` how a chain of ours differs from what is wanted in it."""
+    if chain.value not in chains:
+        found.missing_chains.append(chain.value)
+    missing, surplus = _compare(chains.get(chain.value, ()), wanted[chain])
+    found.missing += missing
+    found.surplus += surplus
+
+
+def compare_jumps(chains: Chains, table: Table, lacking: Set[str], found: Difference) -> None:
+    """Add to `found` which jumps are not exactly once in their place. They must do without the matches `lacking`."""
     for chain in JUMPING_CHAINS[table]:
         _compare_jumps(chains.get(chain.value, []), chain, lacking, found)
-    return found
 
 
 def _compare(present: Sequence[str], wanted: Mapping[str, Rule]) -> tuple[list[Rule], list[str]]:
