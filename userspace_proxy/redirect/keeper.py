@@ -18,7 +18,7 @@ from userspace_proxy.redirect.redirector import Outcome, Redirector
 from userspace_proxy.redirect.watch import Watch
 
 PAUSE_BETWEEN_REPAIRS_S = 0.5
-_RENDERED_AT_ONCE = 50
+_WORK_AT_ONCE, _COST_OF_RENDERING = 500, 10  # in service ports that did not change: about a millisecond
 
 _log = logging.getLogger(__name__)
 
@@ -49,20 +49,22 @@ class Rendering:
         if node != self._node:
             self._node, self._known = node, {}
         known, self._known = self._known, {}
-        rendered = 0
         unenforced = []
+        work = 0
         for service_port in service_ports:
             name = service_port.name
             numbers = tuple(ports.get(key) for key in proxy_port_keys(service_port, node.family))
             entry = known.get(name)
+            work += 1
             if entry is None or entry[1] != numbers or (entry[0] is not service_port and entry[0] != service_port):
                 entry = (service_port, numbers, rules_of(service_port, ports, node, self._style))
-                rendered += 1
-                if rendered % _RENDERED_AT_ONCE == 0:
-                    await asyncio.sleep(0)
+                work += _COST_OF_RENDERING
             self._known[name] = entry
             if is_unenforced(service_port):
                 unenforced.append(name)
+            if work > _WORK_AT_ONCE:
+                work = 0
+                await asyncio.sleep(0)
         rules = {name: entry[2] for name, entry in self._known.items() if entry[2]}
         return RuleSet(node.family, MappingProxyType(rules), tuple(unenforced))
 
@@ -87,6 +89,7 @@ class RuleKeeper:
         self._conntrack = conntrack
         self._may_have_leftovers = not keeps_other_modes
         self._last_failures: dict[IPFamily, str] = {}
+        self._turn = asyncio.Lock()
         self._nodes: Mapping[IPFamily, NodeFacts] = {}
         self._warned: set[str] = set()
         self._watch = Watch(self._redirectors.values())
@@ -102,9 +105,9 @@ class RuleKeeper:
 
         Failures are logged and in the report; `run` tries again. Never raises RedirectFailed.
         """
-        self._nodes = nodes
 
         async def replace(redirector: Redirector) -> Outcome:
+            self._nodes = nodes
             family = redirector.family
             if family not in nodes:
                 return await redirector.replace(RuleSet(family))
@@ -113,11 +116,13 @@ class RuleKeeper:
                 self._warn_once(f"{name}: loadBalancerSourceRanges has no effect here: no load-balancer IP is known")
             return await redirector.replace(rules)
 
-        return await self._sync(replace)
+        async with self._turn:
+            return await self._sync(replace)
 
     async def check(self) -> SyncReport:
         """Put right what others changed and try again what failed. Never raises RedirectFailed."""
-        return await self._sync(Redirector.repair)
+        async with self._turn:
+            return await self._sync(Redirector.repair)
 
     async def run(self, sync_period_s: float = 30.0) -> None:
         """Check whenever somebody else changed rules, and at least every `sync_period_s` seconds, until cancelled."""
