@@ -56,7 +56,7 @@ class Site:
     async def start(self, address: ListenAddress) -> ListenAddress:
         """Listen, and return where, with the real port. Raises ListenFailed, after which it may be tried again."""
         sock = listen(address)
-        bound = ListenAddress(address.address, bound_address(sock).port)
+        bound = bound_address(sock, address)
         if self._runner.server is None:
             await self._runner.setup()
         self._listener = await asyncio.get_running_loop().create_server(self._new_connection, sock=sock)

@@ -50,10 +50,6 @@ class ListenFailed(ProxyError):
         super().__init__(f"cannot listen on {address}: {reason}")
 
 
-class PortsExhausted(ProxyError):
-    """Every port of the proxy port range is taken."""
-
-
 class CredentialsFailed(ProxyError):
     """Who we are to the API server cannot be found out: a token file or a credential plugin failed."""
 

@@ -7,16 +7,9 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from ipaddress import ip_address
 
-from userspace_proxy.core.model import IPFamily, IPNetwork, L4Protocol, ServicePort, ServicePortName, family_of
+from userspace_proxy.core.model import IPFamily, IPNetwork, L4Protocol, Scope, ServicePort, ServicePortName, family_of
 
 WILDCARD = {IPFamily.IPV4: "0.0.0.0", IPFamily.IPV6: "::"}
-
-
-class Scope(enum.StrEnum):
-    """Whose traffic a proxy port serves. They differ only where `externalTrafficPolicy` is `Local`."""
-
-    INTERNAL = "internal"
-    EXTERNAL = "external"
 
 
 @dataclass(frozen=True, slots=True, order=True)

@@ -13,8 +13,8 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import assert_never
 
-from userspace_proxy.core.model import IPFamily, IPNetwork, L4Protocol, ServicePort, ServicePortName, host_port
-from userspace_proxy.core.portals import NodeFacts, Portal, PortalKind, ProxyPorts, Scope, portals, proxy_port_of
+from userspace_proxy.core.model import IPFamily, IPNetwork, L4Protocol, Scope, ServicePort, ServicePortName, host_port
+from userspace_proxy.core.portals import NodeFacts, Portal, PortalKind, ProxyPorts, portals, proxy_port_of
 
 MAX_COMMENT_LENGTH = 200
 _NOT_FOR_COMMENTS = re.compile(r"""[^ -~]|["'\\]|^!""")

@@ -16,8 +16,8 @@ from userspace_proxy.dataplane.backends import Backends
 from userspace_proxy.dataplane.engine import Engine, OnDialFailure
 from userspace_proxy.dataplane.listener import TcpListener
 from userspace_proxy.dataplane.past import Past
+from userspace_proxy.dataplane.ports import bind
 from userspace_proxy.dataplane.settings import DataPlaneSettings
-from userspace_proxy.dataplane.sockets import bind_udp, listen_tcp
 from userspace_proxy.dataplane.udp import Sessions, UdpListener
 
 _STEPS_PER_TURN = 64
@@ -146,6 +146,19 @@ class DataPlane:
     def _open(
         self, name: ServicePortName, addresses: Iterable[ListenAddress]
     ) -> tuple[dict[Listening, ListenAddress], tuple[ListenFailed, ...]]:
+        """Listen at all of the addresses or at none; held ones are added, each for itself."""
+        addresses = list(addresses)
+        opened, refused = self._open_each(name, [address for address in addresses if not address.is_held])
+        if refused:
+            for listening in opened:
+                self._close(listening)
+            return {}, tuple(refused)
+        held, refused = self._open_each(name, [address for address in addresses if address.is_held])
+        return {**opened, **held}, tuple(refused)
+
+    def _open_each(
+        self, name: ServicePortName, addresses: Iterable[ListenAddress]
+    ) -> tuple[dict[Listening, ListenAddress], list[ListenFailed]]:
         opened: dict[Listening, ListenAddress] = {}
         refused: list[ListenFailed] = []
         for address in addresses:
@@ -157,17 +170,14 @@ class DataPlane:
             else:
                 self._listeners[name, address] = listener
                 opened[name, address] = listener.address
-        if refused:
-            for listening in opened:
-                self._close(listening)
-            opened.clear()
-        return opened, tuple(refused)
+        return opened, refused
 
     def _listen(self, name: ServicePortName, address: ListenAddress) -> TcpListener | UdpListener:
+        sock = bind(address, name.protocol, self._engine.settings.proxy_ports)
         backends = self._backends[name]
         if name.protocol is L4Protocol.TCP:
-            return TcpListener(self._engine, backends, listen_tcp(address))
-        return UdpListener(self._engine, self._sessions, backends, bind_udp(address))
+            return TcpListener(self._engine, backends, address, sock)
+        return UdpListener(self._engine, self._sessions, backends, address, sock)
 
     def _name_the_owner(self, name: ServicePortName, address: ListenAddress, error: ListenFailed) -> ListenFailed:
         """Return an error that names the other service port, where it is one of ours that has the address."""

@@ -8,6 +8,7 @@ import os
 import socket
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 
 from userspace_proxy.core.errors import ListenFailed
 from userspace_proxy.core.model import IPFamily, ListenAddress, family_of
@@ -66,10 +67,10 @@ def new_datagram_socket(family: int) -> socket.SocketType:
     return _non_blocking(family, socket.SOCK_DGRAM)
 
 
-def bound_address(sock: socket.socket) -> ListenAddress:
-    """Return where the socket is bound, with the port that the system chose."""
-    name = sock.getsockname()
-    return ListenAddress(name[0], name[1])
+def bound_address(sock: socket.socket, asked: ListenAddress) -> ListenAddress:
+    """Return where the socket is bound: the address asked for, with the port that the system chose."""
+    port: int = sock.getsockname()[1]
+    return replace(asked, port=port)
 
 
 def set_stream_options(sock: socket.SocketType) -> None:

@@ -154,7 +154,7 @@ class UdpSession:
         listener = self._listener
         if self.target is None:
             now = listener.engine.loop.time()
-            self.target = listener.backends.pick(listener.address.family, self._client[0], now=now, tried=self._tried)
+            self.target = listener.backends.pick(listener.origin, self._client[0], now=now, tried=self._tried)
         target = self.target
         sock = new_datagram_socket(target.socket_family)
         try:
@@ -194,8 +194,11 @@ class UdpSession:
 class UdpListener:
     """One bound datagram socket of one service port. Closing it ends its sessions."""
 
-    def __init__(self, engine: Engine, sessions: Sessions, backends: Backends, sock: socket.socket) -> None:
-        self.address: ListenAddress = bound_address(sock)
+    def __init__(
+        self, engine: Engine, sessions: Sessions, backends: Backends, asked: ListenAddress, sock: socket.socket
+    ) -> None:
+        self.address = bound_address(sock, asked)
+        self.origin = (asked.scope, asked.family)
         self.engine = engine
         self.sessions = sessions
         self.backends = backends
@@ -252,7 +255,7 @@ class UdpListener:
     def end_sessions_of_removed_endpoints(self) -> None:
         """End the sessions whose endpoint is one no more, so that their clients find another."""
         for session in list(self.open_sessions.values()):
-            if session.target is not None and session.target.endpoint not in self.backends:
+            if session.target is not None and not self.backends.serves(self.origin, session.target.endpoint):
                 self.sessions.end(session)
 
     def close(self) -> None:

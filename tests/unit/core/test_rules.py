@@ -9,8 +9,8 @@ import pytest
 
 from tests.support import golden
 from tests.support.tracer import Kernel, Packet
-from userspace_proxy.core.model import Endpoint, IPFamily, L4Protocol, ServicePort, ServicePortName
-from userspace_proxy.core.portals import HeldPort, NodeFacts, ProxyPortKey, Scope, held_ports, proxy_port_keys
+from userspace_proxy.core.model import Endpoint, IPFamily, L4Protocol, Scope, ServicePort, ServicePortName
+from userspace_proxy.core.portals import HeldPort, NodeFacts, ProxyPortKey, held_ports, proxy_port_keys
 from userspace_proxy.core.rules import (
     FIRST_JUMPS,
     LAST_JUMPS,
