@@ -17,7 +17,7 @@ from tests.traffic.conftest import RunningProxy, Stage, open_descriptors
 from tests.traffic.peers import Peer, eventually
 from userspace_proxy import L4Protocol, ListenAddress
 
-SOAK_S = float(os.environ.get("USERSPACE_PROXY_SOAK_S", "3"))
+SOAK_S = float(os.environ.get("USERSPACE_PROXY_SOAK_S", "2.5"))
 CLIENTS = 12
 NOISE = random.Random(1).randbytes(1 << 20)
 HEADER_BYTES = 16

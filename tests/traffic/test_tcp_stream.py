@@ -156,6 +156,15 @@ def test_a_reset_by_the_client_reaches_the_backend_after_the_data(proxy: Running
     assert eventually(proxy.is_idle)
 
 
+def test_a_reset_that_comes_together_with_the_data_is_not_missed(proxy: RunningProxy, stage: Stage) -> None:
+    client, backend = stage.connected_pair(proxy)
+    with proxy.held():
+        backend.send(b"last words")
+        assert eventually(lambda: unsent(backend) == 0)
+        backend.reset()
+    assert client.receive_until_reset() == b"last words"
+
+
 def test_a_slow_reader_gets_all_that_the_backend_sent_before_its_reset(proxy: RunningProxy, stage: Stage) -> None:
     client, backend = stage.connected_pair(proxy, receive_buffer=4096)
     backend.send(BULK[: 1 << 20])
