@@ -63,6 +63,7 @@ VARIANTS = (
     Variant(uvloop.new_event_loop, "epoll", False),
     Variant(asyncio.new_event_loop, "epoll", True),
     Variant(asyncio.new_event_loop, "loop", False),
+    Variant(uvloop.new_event_loop, "loop", False),
 )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import array
+import contextlib
 import fcntl
 import hashlib
 import os
@@ -14,7 +15,7 @@ import time
 
 import pytest
 
-from tests.traffic.conftest import RunningProxy, Stage
+from tests.traffic.conftest import VARIANTS, RunningProxy, Stage
 from tests.traffic.peers import Peer, eventually
 
 BULK = os.urandom(1 << 20) * 9  # beyond the 128 KiB after which bytes are spliced, and beyond a pipe
@@ -153,6 +154,15 @@ def test_a_reset_by_the_client_reaches_the_backend_after_the_data(proxy: Running
     client.reset()
     assert backend.receive_until_reset() == BULK[:size]
     assert eventually(proxy.is_idle)
+
+
+def test_a_reset_that_comes_together_with_the_data_is_not_missed(proxy: RunningProxy, stage: Stage) -> None:
+    client, backend = stage.connected_pair(proxy)
+    with proxy.held():
+        backend.send(b"last words")
+        assert eventually(lambda: unsent(backend) == 0)
+        backend.reset()
+    assert client.receive_until_reset() == b"last words"
 
 
 def test_a_slow_reader_gets_all_that_the_backend_sent_before_its_reset(proxy: RunningProxy, stage: Stage) -> None:
@@ -318,6 +328,20 @@ def test_a_reset_in_the_middle_of_bulk_is_never_a_clean_end(proxy: RunningProxy,
         if not heard:  # a socket tells of a reset once
             assert server.receive_until_reset() == b""
         server.close()
+
+
+@pytest.mark.parametrize("variant", [variant for variant in VARIANTS if variant.poller == "epoll"], ids=str)
+def test_a_reset_behind_bytes_that_nobody_takes_ends_the_connection_in_time(stage: Stage) -> None:
+    """Needs to be told of errors while reading waits, which the event loop's own readers cannot."""
+    proxy = stage.proxy(settings={"half_close_timeout_s": 0.4})
+    client, backend = stage.connected_pair(proxy)
+    client.sock.settimeout(0.2)
+    with contextlib.suppress(TimeoutError):
+        client.send(BULK * 10)
+    client.reset()
+    assert eventually(proxy.is_idle, within=2.0)
+    received = backend.receive_until_reset()
+    assert (BULK * 10).startswith(received)
 
 
 def test_nothing_is_kept_for_a_connection_that_is_idle_after_bulk(proxy: RunningProxy, stage: Stage) -> None:

@@ -19,7 +19,7 @@ from collections.abc import Callable
 from typing import Protocol
 
 READABLE = 0x001  # EPOLLIN
-URGENT = 0x002  # EPOLLPRI: reads stop short at the mark of TCP urgent data
+URGENT = 0x002  # EPOLLPRI: reads stop short at the mark of TCP urgent data, which does not mean that all is read
 WRITABLE = 0x004  # EPOLLOUT
 ERROR = 0x008  # EPOLLERR
 HANGUP = 0x010  # EPOLLHUP: neither direction is open any more
@@ -235,7 +235,8 @@ class LoopPoller:
     def _on_readable(self, fd: int) -> None:
         handler = self._handlers.get(fd)
         if handler is not None and fd in self._reading:
-            handler.on_ready(READABLE)
+            # URGENT makes it read until there is nothing: uvloop tells of a socket that was reset only once.
+            handler.on_ready(READABLE | URGENT)
 
     def _on_writable(self, fd: int) -> None:
         handler = self._handlers.get(fd)

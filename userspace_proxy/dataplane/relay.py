@@ -79,6 +79,13 @@ class Side:
                 self._told |= beyond
                 self._fin_came |= beyond & (READ_HANGUP | ERROR) == READ_HANGUP
             self.pump()
+            if beyond & ERROR and self.fd >= 0:  # dead, but its peer takes the last words slowly, or never
+                self._relay.watch_half_closed(self)
+
+    @property
+    def is_dead(self) -> bool:
+        """Tell whether the socket is known to have been reset, though its last bytes are not passed on yet."""
+        return self.lost or bool(self._told & ERROR)
 
     def pump(self) -> None:
         """Move bytes to the peer until there are none, or it has no room, or others are due."""
@@ -330,6 +337,7 @@ class Relay:
     def close_all(self) -> None:
         """Close every connection at once."""
         self._partings.close_all()
+        self._half_closed.clear()
         for client in list(self._targets):
             self.close(client)
 
@@ -350,5 +358,9 @@ class Relay:
         if moved_now != moved:
             self._last_progress[client] = (moved_now, now)
         elif now - since >= self._half_close_timeout_s:
-            self.close(client)
+            dead = next((side for side in (client, client.peer) if side.is_dead), None)
+            if dead is not None:
+                self.part(dead.peer, reset=not dead.ended)
+            else:
+                self.close(client)
         return False
