@@ -24,8 +24,22 @@ class ConfigError(ProxyError):
         super().__init__(": ".join(part for part in (where, subject, field, reason) if part))
 
 
+class UsageError(ConfigError):
+    """The command line cannot be understood."""
+
+
+class ConfigFileUpdated(ProxyError):
+    """The configuration file has changed, which ends the process, as whoever started it starts it again."""
+
+    def __init__(self) -> None:
+        super().__init__("content of the proxy server's configuration file was updated")
+
+
 class NoEndpoints(ProxyError):
-    """The service port has no endpoint that could be picked."""
+    """The service port has no endpoint that could be picked. The text goes on after "as"."""
+
+    def __init__(self, reason: str = "it has no endpoints") -> None:
+        super().__init__(reason)
 
 
 class ListenFailed(ProxyError):
@@ -97,3 +111,11 @@ class PortsRefused(ProxyError):
         lines.append("Give them other ports (--auto-ports chooses such by itself, --keep-going serves only the rest):")
         lines.append("  " + " ".join(f"--port-map {suggestion}" for suggestion in suggestions))
         super().__init__("\n".join(lines))
+
+
+class ServerFailed(ProxyError):
+    """A server of ours that must be there cannot listen. `event_reason` is that of the Event that tells so."""
+
+    def __init__(self, title: str, event_reason: str, cause: ListenFailed) -> None:
+        self.title, self.event_reason, self.cause = title, event_reason, cause
+        super().__init__(f"{title} failed: {cause}")
