@@ -119,3 +119,29 @@ class ServerFailed(ProxyError):
     def __init__(self, title: str, event_reason: str, cause: ListenFailed) -> None:
         self.title, self.event_reason, self.cause = title, event_reason, cause
         super().__init__(f"{title} failed: {cause}")
+
+
+class RedirectFailed(ProxyError):
+    """The kernel's rules could not be read or written. `command` is what was tried, `stderr` what it answered."""
+
+    def __init__(self, command: str, stderr: str) -> None:
+        self.command, self.stderr = command, stderr.strip()
+        super().__init__(f"{command}: {self.stderr or 'failed without a word'}")
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return type(self), (self.command, self.stderr)
+
+
+class RuleNotUnderstood(RedirectFailed):
+    """A rule of ours was not understood: the fault is ours, or the host lacks an extension. `line` is its text."""
+
+    def __init__(self, command: str, stderr: str, line: str) -> None:
+        self.line = line
+        super().__init__(command, stderr)
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return type(self), (self.command, self.stderr, self.line)
+
+
+class KernelRefused(RedirectFailed):
+    """The kernel refused a block of rules. Which rule it was is not known for certain."""
