@@ -16,7 +16,7 @@ import resource
 import sys
 import time
 from asyncio.subprocess import PIPE, Process
-from collections.abc import Iterator
+from collections.abc import AsyncIterator
 from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
@@ -33,6 +33,7 @@ RATE = 200
 CHANGES = 500
 CHANGES_PER_S = 50
 MEASURED = ServicePortName("benchmark", "measured")
+ANY = (ListenAddress("127.0.0.1", 0),)
 
 
 # The API server: commands come over stdin
@@ -73,7 +74,7 @@ def changed_slice(number: int, endpoints: int, generation: int) -> dict[str, obj
     return endpoint_slice(f"service-{number}", *addresses, namespace=f"namespace-{number % 100}")
 
 
-async def commands() -> object:
+async def commands() -> AsyncIterator[str]:
     reader = asyncio.StreamReader()
     await asyncio.get_running_loop().connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), sys.stdin)
     while line := await reader.readline():
@@ -127,26 +128,22 @@ class Placement:
 
     def __init__(self, measured: ServicePort) -> None:
         self._measured = measured
-        self._placed: dict[ServicePortName, tuple[ServicePort, ServicePort]] = {}
+        self._placed: dict[int, tuple[ServicePort, ServicePort]] = {}
 
     def place(self, snapshot: Snapshot) -> Snapshot:
-        self._placed = dict(self._place(snapshot))
-        return Snapshot(MappingProxyType({MEASURED: self._measured, **{n: p for n, (_, p) in self._placed.items()}}))
-
-    def _place(self, snapshot: Snapshot) -> Iterator[tuple[ServicePortName, tuple[ServicePort, ServicePort]]]:
-        for name, port in snapshot.service_ports.items():
-            known = self._placed.get(name)
-            is_same = known is not None and known[0] is port
-            yield name, known if is_same else (port, replace(port, listen=(ListenAddress("127.0.0.1", 0),)))
+        known, self._placed = self._placed, {}
+        for port in snapshot.service_ports.values():
+            self._placed[id(port)] = known.get(id(port)) or (port, replace(port, listen=ANY))
+        ports = dict(zip(snapshot.service_ports, (placed for _, placed in self._placed.values()), strict=True))
+        ports[MEASURED] = self._measured
+        return Snapshot(MappingProxyType(ports))
 
 
 async def measure(services: int, endpoints: int) -> None:
     api = await child("serve", services, endpoints)
     client = await child("load", services, endpoints)
     api_port, backend_port = int(await answer(api)), int(await answer(client))
-    measured = ServicePort(
-        MEASURED, 80, (Endpoint("127.0.0.1", backend_port),), listen=(ListenAddress("127.0.0.1", 0),)
-    )
+    measured = ServicePort(MEASURED, 80, (Endpoint("127.0.0.1", backend_port),), listen=ANY)
     placement = Placement(measured)
     print(f"before: {rss_mib():.0f} MiB")
     async with Proxy() as proxy, ApiConnection(Access(f"http://127.0.0.1:{api_port}")) as connection:

@@ -28,7 +28,7 @@ from userspace_proxy.sources.resources import ObjectT, Resource, endpoint_slices
 from userspace_proxy.sources.this_node import ThisNode, observe
 
 _RETRY_S = 10.0
-_SETTLED_AT_ONCE = 100
+_COLLECTED_TOGETHER = 50  # services: changes free as much as they make, so Python itself would let thousands pile up
 
 _log = logging.getLogger(__name__)
 
@@ -78,6 +78,7 @@ class KubernetesSource:
         self._has_changed = asyncio.Event()
         self._handed_out: Snapshot | None = None
         self._node: ThisNode | None = None
+        self._settled = 0
         self.build_errors = 0
         if self._settings.node_name:
             self._desired.set_node(NodeFacts(self._settings.node_name))
@@ -132,7 +133,6 @@ class KubernetesSource:
     async def _settle(self) -> None:
         """Work out what has changed, a service at a time. One that fails never stops another."""
         self._pace.start()
-        settled = 0
         while not self._desired.is_settled:
             try:
                 self._desired.settle()
@@ -140,8 +140,8 @@ class KubernetesSource:
                 self.build_errors += 1
                 _log.exception("a service cannot be worked out; it stays as it was, and is tried again")
                 asyncio.get_running_loop().call_later(_RETRY_S, self._wake)
-            settled += 1
-            if settled % _SETTLED_AT_ONCE == 0:
+            self._settled += 1
+            if self._settled % _COLLECTED_TOGETHER == 0:
                 keep_out_of_collections()
             await self._pace.breathe()
 

@@ -12,6 +12,7 @@ from userspace_proxy.sources.wire import Unusable
 
 _REPEAT_UNREACHABLE_S = 30.0
 _REPEAT_S = 300.0
+_REPEAT_AFTER_RECOVERY_S = 30.0
 
 _log = logging.getLogger(__name__)
 
@@ -34,15 +35,17 @@ class WatchHealth:
 
 @dataclass(slots=True)
 class _Trouble:
+    """Something that goes on. What comes and goes is not told each time, and then neither is its end."""
+
     text: str
     since: float
-    told_at: float
+    is_told: bool = False
 
 
 class Report:
     """Keeps the health of each watch and logs when it changes.
 
-    `on_listed` is called after each complete list. `has_synced` tells whether the first lists are all in.
+    `on_listed` is called after each complete list.
     """
 
     def __init__(self, server: str, origin: str, *, clock: Clock, on_listed: Callable[[], None]) -> None:
@@ -53,6 +56,7 @@ class Report:
         self._watches: dict[str, WatchHealth] = {}
         self._troubles: dict[str, _Trouble] = {}
         self._unreachable: _Trouble | None = None
+        self._told_at: dict[tuple[str, str], float] = {}
 
     def watches(self) -> tuple[WatchHealth, ...]:
         return tuple(self._watches.values())
@@ -68,10 +72,10 @@ class Report:
         now = self._clock()
         self._watches[resource] = replace(self._health(resource), heard_at=now)
         unreachable, self._unreachable = self._unreachable, None
-        if unreachable is not None:
+        if unreachable is not None and unreachable.is_told:
             _log.info("the API server %s answers again after %.0f s", self._server, now - unreachable.since)
         trouble = self._troubles.pop(resource, None)
-        if trouble is not None:
+        if trouble is not None and trouble.is_told:
             _log.info("%s: followed again after %.0f s", resource, now - trouble.since)
 
     def failed(self, resource: str, failure: Exception) -> None:
@@ -97,25 +101,33 @@ class Report:
         return self._watches.get(resource) or WatchHealth(resource)
 
     def _tell_unreachable(self, failure: ApiUnreachable, health: WatchHealth) -> None:
-        now = self._clock()
-        if self._unreachable is None:
-            self._unreachable = _Trouble("", now, now)
-        elif now - self._unreachable.told_at < _REPEAT_UNREACHABLE_S:
-            return
-        self._unreachable.told_at = now
-        state = "the last state stays in force" if health.is_listed else "nothing is changed before it answers"
-        _log.warning("%s; %s; trying again", failure, state)
+        self._unreachable = self._unreachable or _Trouble("", self._clock())
+        if self._is_due("", "", _REPEAT_UNREACHABLE_S):
+            self._unreachable.is_told = True
+            state = "the last state stays in force" if health.is_listed else "nothing is changed before it answers"
+            _log.warning("%s; %s; trying again", failure, state)
 
     def _tell(self, resource: str, failure: ProxyError) -> None:
-        now, text = self._clock(), self._advice(failure)
-        trouble = self._troubles.get(resource)
-        if trouble is not None and trouble.text == text and now - trouble.told_at < _REPEAT_S:
-            return
-        self._troubles[resource] = _Trouble(text, trouble.since if trouble else now, now)
-        needs_a_person = isinstance(failure, CredentialsFailed) or (
-            isinstance(failure, ApiRefused) and failure.status in (401, 403)
-        )
-        _log.log(logging.ERROR if needs_a_person else logging.WARNING, "%s; trying again", text)
+        text = self._advice(failure)
+        known = self._troubles.get(resource)
+        trouble = self._troubles[resource] = known or _Trouble(text, self._clock())
+        goes_on = known is not None and known.text == text
+        trouble.text = text
+        if self._is_due(resource, text, _REPEAT_S if goes_on else _REPEAT_AFTER_RECOVERY_S):
+            trouble.is_told = True
+            needs_a_person = isinstance(failure, CredentialsFailed) or (
+                isinstance(failure, ApiRefused) and failure.status in (401, 403)
+            )
+            _log.log(logging.ERROR if needs_a_person else logging.WARNING, "%s; trying again", text)
+
+    def _is_due(self, subject: str, text: str, repeat_s: float) -> bool:
+        """Whether something is to be told now: not if it just was."""
+        now = self._clock()
+        if now - self._told_at.get((subject, text), -repeat_s) < repeat_s:
+            return False
+        self._told_at = {key: told_at for key, told_at in self._told_at.items() if now - told_at < _REPEAT_S}
+        self._told_at[subject, text] = now
+        return True
 
     def _advice(self, failure: ProxyError) -> str:
         """Return what happened, and what a person can do about it."""
