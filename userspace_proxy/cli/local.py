@@ -16,13 +16,13 @@ from userspace_proxy.core.errors import ConfigError
 from userspace_proxy.core.model import ServicePort
 from userspace_proxy.core.placement import HostPort, PortReference, parse_port, parse_service
 from userspace_proxy.dataplane.settings import DataPlaneSettings
-from userspace_proxy.local import FileSource, LocalOptions, LocalProxy, NoSource, Row
+from userspace_proxy.local import FileSource, LocalOptions, LocalProxy, NoSource, Row, SnapshotSource
 from userspace_proxy.node.limits import raise_descriptor_limit
 
 Value = TypeVar("Value")
 
 _SHOWN_ENDPOINTS = 4
-_PLAIN_WIDTH = 200
+_COLUMNS = ("SERVICE PORT", "PROTOCOL", "LOCAL ADDRESS", "ENDPOINTS", "AFFINITY")
 
 _log = logging.getLogger(__name__)
 
@@ -125,6 +125,16 @@ _many: dict[str, Any] = {"multiple": True, "default": ()}
     **_many,
     help="Endpoints to use for a service instead of those in the files.",
 )
+@click.option(
+    "--kubeconfig",
+    metavar="FILE",
+    help="Serve the services of the cluster that this file describes; the addresses of its pods must be reachable.",
+)
+@click.option(
+    "--context",
+    metavar="NAME",
+    help="Context to use instead of the current one. Without --kubeconfig, of the files that KUBECONFIG names.",
+)
 @click.option("--namespace", "-n", "namespaces", **_many, help="Serve the services of this namespace only.")
 @click.option("--only", type=Parsed("NAMESPACE/SERVICE", _service_name), **_many, help="Serve this service only.")
 @click.option(
@@ -169,6 +179,8 @@ _many: dict[str, Any] = {"multiple": True, "default": ()}
 @click.option("--log-format", type=click.Choice(["text", "json"]), default="text", show_default=True)
 def local(
     paths: tuple[str, ...],
+    kubeconfig: str | None,
+    context: str | None,
     services: tuple[tuple[ServicePort, tuple[HostPort, ...]], ...],
     endpoints: tuple[tuple[PortReference, tuple[HostPort, ...]], ...],
     namespaces: tuple[str, ...],
@@ -182,12 +194,17 @@ def local(
     verbosity: int,
     log_format: LogFormat,
 ) -> None:
-    """Serve Kubernetes services on local ports, without root and without a cluster.
+    """Serve Kubernetes services on local ports, without root, from files or from a cluster.
 
     Options may be repeated.
     """
-    if not paths and not services:
-        raise click.UsageError("nothing to serve: give a file with -f, or a service with --service")
+    is_from_cluster = kubeconfig is not None or context is not None
+    if not (paths or services or is_from_cluster):
+        raise click.UsageError(
+            "nothing to serve: give a file with -f, a service with --service, or a cluster with --kubeconfig"
+        )
+    if paths and is_from_cluster:
+        raise click.UsageError("services come from files (-f) or from a cluster (--kubeconfig), not from both")
     set_up_logging(verbosity, log_format)
     warning = raise_descriptor_limit()
     if warning:
@@ -204,35 +221,41 @@ def local(
         drain_timeout_s=drain_timeout,
         settings=DataPlaneSettings(udp_idle_timeout_s=udp_timeout),
     )
-    source = FileSource(paths) if paths else NoSource()
+    source: SnapshotSource = FileSource(paths) if paths else NoSource()
+    if is_from_cluster:
+        source = _cluster_source(kubeconfig or "", context or "", namespaces)
     run_until_stopped(LocalProxy(options, source).run(print_table))
 
 
-def print_table(rows: Sequence[Row]) -> None:
-    """Print what is served, and what is not, to stdout."""
-    from rich.console import Console
-    from rich.table import Table
+def _cluster_source(kubeconfig: str, context: str, namespaces: tuple[str, ...]) -> SnapshotSource:
+    """Return the source that follows a cluster. Only here is the Kubernetes client loaded, which takes a while."""
+    from userspace_proxy.sources.cluster import ClusterSource
+    from userspace_proxy.sources.kubeconfig import load_access
 
-    console = Console(highlight=False, markup=False, emoji=False)
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
-    for column in ("SERVICE PORT", "PROTOCOL", "LOCAL ADDRESS", "ENDPOINTS", "AFFINITY"):
-        table.add_column(column, overflow="fold")
-    for row in rows:
-        port = row.service_port
-        table.add_row(
-            str(port.name),
-            str(port.protocol),
-            ", ".join(map(str, row.addresses)) or "not served",
-            _endpoints_text(port),
-            "none" if port.session_affinity_s is None else f"ClientIP {format_duration(port.session_affinity_s)}",
-        )
-    if not console.is_terminal:
-        console.width = _PLAIN_WIDTH
-    console.print(table)
+    return ClusterSource(load_access(kubeconfig, context=context), namespaces)
+
+
+def print_table(rows: Sequence[Row]) -> None:
+    """Print what is served, and what is not, to stdout, with an empty line at the end."""
+    lines = [_COLUMNS, *map(_cells, rows)]
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    for line in lines:
+        print("  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip())
     for row in rows:
         for failure in row.failures:
-            console.print(f"{row.service_port.name} ({row.service_port.protocol}): {failure}", soft_wrap=True)
-    console.print()
+            print(f"{row.service_port.name} ({row.service_port.protocol}): {failure}")
+    print(flush=True)
+
+
+def _cells(row: Row) -> tuple[str, ...]:
+    port = row.service_port
+    return (
+        str(port.name),
+        str(port.protocol),
+        ", ".join(map(str, row.addresses)) or "not served",
+        _endpoints_text(port),
+        "none" if port.session_affinity_s is None else f"ClientIP {format_duration(port.session_affinity_s)}",
+    )
 
 
 def _endpoints_text(port: ServicePort) -> str:

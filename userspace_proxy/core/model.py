@@ -12,6 +12,7 @@ IPAddress = IPv4Address | IPv6Address
 IPNetwork = IPv4Network | IPv6Network
 
 WILDCARDS = frozenset({"0.0.0.0", "::"})
+"""The addresses that stand for all addresses of their family."""
 
 
 class L4Protocol(enum.StrEnum):

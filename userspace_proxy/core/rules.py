@@ -305,11 +305,11 @@ class _Writer:
         yield self._rule(Chain.NODEPORT_NON_LOCAL, port, Verdict.DROP, destination=self._single(portal.address))
 
     def _node_port(self) -> Iterator[Rule]:
-        for network in self.node.node_port_networks:
+        for network in self.node.node_port_destinations:
             destination = str(network or "")
             for chain in (Chain.NODEPORT_CONTAINER, Chain.NODEPORT_HOST):
                 yield self._rule(chain, self.service_port.node_port, self._target(chain), destination=destination)
-        if self.style is Style.FAITHFUL and self.node.node_port_networks:
+        if self.style is Style.FAITHFUL and self.node.node_port_destinations:
             yield self._rule(Chain.NODEPORT_NON_LOCAL, self.proxy_port, Verdict.ACCEPT, Condition.IS_NEW)
 
     def _to(self, portal: Portal, chain: Chain, *conditions: Condition, source: IPNetwork | None = None) -> Rule:

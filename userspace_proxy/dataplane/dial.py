@@ -67,8 +67,8 @@ class Dial:
             try:
                 now = self._engine.loop.time()
                 self._target = self._backends.pick(self._family, self._client, now=now, tried=self._tried)
-            except NoEndpoints:
-                self._abandon("it has no endpoints")
+            except NoEndpoints as error:
+                self._abandon(str(error))
                 return
             if self._connect():
                 return
@@ -133,7 +133,7 @@ class Dial:
         self._tried = (*self._tried, endpoint)
         self._target.dial_failures += 1
         _log.debug("%s: cannot reach %s: %s", self._backends.name, endpoint, os.strerror(reason))
-        self._engine.on_dial_failure(self._backends.name, endpoint)
+        self._engine.tell_dial_failure(self._backends.name, endpoint)
 
     def _wait_for_this_host(self, error: OSError) -> None:
         engine = self._engine
@@ -145,7 +145,8 @@ class Dial:
             return
         engine.dials.add(self)
         if error.errno in OUT_OF_RESOURCES:
-            engine.gate.wait(self._try_again, error)
+            engine.gate.close(error)
+            engine.gate.wait(self._try_again)
         else:
             self._timer = engine.loop.call_later(_LOCAL_RETRY_S, self._try_again)
 

@@ -36,17 +36,17 @@ class TcpListener:
         accept, engine = self._accept, self._engine
         for _ in range(_ACCEPTS_PER_TURN):
             if engine.gate.is_closed:
-                self._wait(None)
+                self._wait()
                 return
             try:
                 fd, address = accept()
             except BlockingIOError:
                 return
             except OSError as error:
-                engine.accept_errors += 1
                 if error.errno in OUT_OF_RESOURCES:
-                    self._wait(error)
-                    return
+                    engine.gate.close(error)
+                else:
+                    engine.accept_errors += 1
                 continue  # that client is gone; others wait
             set_blocking(fd, False)
             Dial(engine, self._backends, self._family, fd, address[0]).start()
@@ -58,11 +58,11 @@ class TcpListener:
             self._fd = -1
             self._engine.poller.close(self._sock.detach())
 
-    def _wait(self, error: OSError | None) -> None:
+    def _wait(self) -> None:
         if not self._is_waiting:
             self._is_waiting = True
             self._engine.poller.pause_reading(self._fd)
-            self._engine.gate.wait(self._stop_waiting, error)
+            self._engine.gate.wait(self._stop_waiting)
 
     def _stop_waiting(self) -> None:
         self._is_waiting = False

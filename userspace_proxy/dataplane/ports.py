@@ -6,20 +6,16 @@ Sockets are bound here and handed over; what listens on them is no concern of th
 from __future__ import annotations
 
 import random
-import re
 import socket
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 
-from userspace_proxy.core.errors import ConfigError, ListenFailed, PortsExhausted
+from userspace_proxy.core.errors import ListenFailed, PortsExhausted
 from userspace_proxy.core.model import L4Protocol, ListenAddress, ServicePortName
 from userspace_proxy.core.portals import HeldPort
 from userspace_proxy.dataplane.sockets import bind_udp, listen_tcp
 
 Bind = Callable[[ListenAddress, L4Protocol], socket.socket]
-
-_RANGE = re.compile(r"(\d{1,5})(?:([-+])(\d{1,5}))?")
-_MAX_PORT = 65535
 
 
 def bind(address: ListenAddress, protocol: L4Protocol) -> socket.socket:
@@ -27,45 +23,14 @@ def bind(address: ListenAddress, protocol: L4Protocol) -> socket.socket:
     return listen_tcp(address) if protocol is L4Protocol.TCP else bind_udp(address)
 
 
-@dataclass(frozen=True, slots=True)
-class PortRange:
-    """Ports from `first` to `last`, both included. 0 to 0 stands for any free port."""
-
-    first: int = 0
-    last: int = 0
-
-    @classmethod
-    def parse(cls, text: str) -> PortRange:
-        """Read `A-B`, `A+N` (N more ports after A) or `A`; empty or `0` is any. Raises ConfigError."""
-        if text.strip() in ("", "0", "0-0"):
-            return cls()
-        found = _RANGE.fullmatch(text.strip())
-        if found is None:
-            raise ConfigError("must be a valid port range (e.g. 300-2000)", subject=text)
-        first = int(found[1])
-        last = int(found[3] or first) if found[2] != "+" else first + int(found[3])
-        if not 0 < first <= last <= _MAX_PORT:
-            raise ConfigError("must be a valid port range (e.g. 300-2000)", subject=text)
-        return cls(first, last)
-
-    def __len__(self) -> int:
-        return self.last - self.first + 1 if self.first else 0
-
-    def __contains__(self, port: object) -> bool:
-        return isinstance(port, int) and (not self.first or self.first <= port <= self.last)
-
-    def __str__(self) -> str:
-        return f"{self.first}-{self.last}"
-
-
 class ProxyPortAllocator:
-    """Binds proxy ports within a range.
+    """Binds proxy ports within a range, or any free ones where there is no range.
 
     A port is free when it can be bound: nothing is counted, so nothing leaks, and a port that somebody else took is
     just passed over. The search begins at a port chosen by `rng`, so that a restart does not reuse ports in order.
     """
 
-    def __init__(self, ports: PortRange, rng: random.Random, bind: Bind = bind) -> None:
+    def __init__(self, ports: range | None, rng: random.Random, bind: Bind = bind) -> None:
         self._ports, self._rng, self._bind = ports, rng, bind
 
     def take(self, address: str, protocol: L4Protocol) -> socket.socket:
@@ -73,17 +38,17 @@ class ProxyPortAllocator:
 
         Raises PortsExhausted when all are taken, ListenFailed when the system refuses for another reason.
         """
-        if not self._ports:
+        if self._ports is None:
             return self._bind(ListenAddress(address, 0), protocol)
         begin = self._rng.randrange(len(self._ports))
         for offset in range(len(self._ports)):
-            port = self._ports.first + (begin + offset) % len(self._ports)
+            port = self._ports[(begin + offset) % len(self._ports)]
             try:
                 return self._bind(ListenAddress(address, port), protocol)
             except ListenFailed as error:
                 if error.errno_name != "EADDRINUSE":
                     raise
-        raise PortsExhausted(f"no remaining ports in {self._ports} at {address}/{protocol}")
+        raise PortsExhausted(f"no remaining ports in {self._ports[0]}-{self._ports[-1]} at {address}/{protocol}")
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,6 +20,7 @@ BACKLOG = 4096
 KEEP_ALIVE_S = 15
 UDP_BUFFER_BYTES = 4 << 20  # performance.md: with the default 6 % of the datagrams of 1,000 flows are lost
 
+_TCP_CLOSE = 7  # Linux: a struct tcp_info starts with the state
 _SO_SNDBUFFORCE = 32
 _SO_RCVBUFFORCE = 33
 _KEEP_IDLE = getattr(socket, "TCP_KEEPIDLE", getattr(socket, "TCP_KEEPALIVE", None))  # Linux, macOS
@@ -98,6 +99,15 @@ def borrowed(fd: int, family: int) -> Iterator[socket.socket]:
         yield sock
     finally:
         sock.detach()
+
+
+def is_closed(fd: int, family: int) -> bool:
+    """Tell whether a TCP connection was reset or is over both ways. Linux only.
+
+    POLLHUP would not do: it also means two half-closes with bytes still on their way.
+    """
+    with borrowed(fd, family) as sock:
+        return sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 1)[0] == _TCP_CLOSE
 
 
 def error_name(error: OSError) -> str:
