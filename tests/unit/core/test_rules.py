@@ -11,19 +11,8 @@ from tests.support import golden
 from tests.support.tracer import Kernel, Packet
 from userspace_proxy.core.model import Endpoint, IPFamily, L4Protocol, ServicePort, ServicePortName
 from userspace_proxy.core.portals import HeldPort, NodeFacts, ProxyPortKey, Scope, held_ports, proxy_port_keys
-from userspace_proxy.core.rules import (
-    FIRST_JUMPS,
-    LAST_JUMPS,
-    OWN_CHAINS,
-    Chain,
-    Comment,
-    Jump,
-    Style,
-    Table,
-    Verdict,
-    comment_text,
-    render,
-)
+from userspace_proxy.core.rule import OWN_CHAINS, Chain, Comment, Jump, Table, Verdict, comment_text
+from userspace_proxy.core.rules import FIRST_JUMPS, LAST_JUMPS, Style, render
 
 NODE = NodeFacts("192.168.77.1", local_addresses=frozenset({"192.168.77.1", "192.168.77.5", "10.244.1.1", "127.0.0.1"}))
 NODE_6 = NodeFacts("fd00:77::1", bind_address="::", local_addresses=frozenset({"fd00:77::1", "::1"}))
