@@ -6,7 +6,7 @@ from typing import Protocol
 
 from tests.support.namespaces import run
 from userspace_proxy.core.model import IPFamily
-from userspace_proxy.core.rules import Rule
+from userspace_proxy.core.rule import Rule
 from userspace_proxy.redirect.backend import Backend, FakeBackend
 from userspace_proxy.redirect.libiptc import LibiptcBackend
 from userspace_proxy.redirect.programs import Variant, find_programs

@@ -11,7 +11,8 @@ import pytest
 from tests.conformance.hosts import FakeHost, Host, KernelHost
 from userspace_proxy.core.model import IPFamily, L4Protocol, ServicePort, ServicePortName
 from userspace_proxy.core.portals import NodeFacts, ProxyPortKey
-from userspace_proxy.core.rules import OWN_CHAINS, Chain, Dnat, Rule, RuleSet, Style, Table, render
+from userspace_proxy.core.rule import OWN_CHAINS, Chain, Dnat, Rule, Table
+from userspace_proxy.core.rules import RuleSet, Style, render
 from userspace_proxy.redirect.redirector import Redirector
 from userspace_proxy.redirect.tables import OWN_CHAIN_NAMES, Tables
 

@@ -10,7 +10,8 @@ import yaml
 
 from userspace_proxy.core.model import IPFamily, L4Protocol, ServicePort, ServicePortName
 from userspace_proxy.core.portals import NodeFacts, ProxyPortKey
-from userspace_proxy.core.rules import FIRST_JUMPS, LAST_JUMPS, Chain, RuleSet
+from userspace_proxy.core.rule import Chain
+from userspace_proxy.core.rules import FIRST_JUMPS, LAST_JUMPS, RuleSet
 
 GOLDEN = Path(__file__).parent.parent / "golden"
 FIXTURES = Path(__file__).parent.parent / "fixtures"

@@ -8,9 +8,7 @@ from ipaddress import ip_address, ip_network
 from typing import assert_never
 
 from userspace_proxy.core.model import L4Protocol
-from userspace_proxy.core.rules import (
-    FIRST_JUMPS,
-    LAST_JUMPS,
+from userspace_proxy.core.rule import (
     Chain,
     Comment,
     Condition,
@@ -20,9 +18,9 @@ from userspace_proxy.core.rules import (
     Match,
     Redirect,
     Rule,
-    RuleSet,
     Verdict,
 )
+from userspace_proxy.core.rules import FIRST_JUMPS, LAST_JUMPS, RuleSet
 
 
 @dataclass(frozen=True)

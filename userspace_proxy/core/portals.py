@@ -43,13 +43,13 @@ def proxy_port_of(service_port: ServicePort, family: IPFamily, scope: Scope, por
 class NodeFacts:
     """This node, seen from one address family: the family of `node_ip`.
 
-    `bind_address` is where proxy ports listen, the wildcard for everywhere. `node_port_addresses` may mix families;
-    empty means that node ports answer on every address. All addresses are in canonical form.
+    `bind_address` is where proxy ports listen, the wildcard for everywhere. Node ports answer on the addresses of
+    `node_port_networks`, which are of this family; None for all addresses. All addresses are in canonical form.
     """
 
     node_ip: str
     bind_address: str = ""
-    node_port_addresses: tuple[IPNetwork, ...] = ()
+    node_port_networks: tuple[IPNetwork, ...] | None = None
     local_addresses: frozenset[str] = frozenset()
 
     @property
@@ -66,15 +66,11 @@ class NodeFacts:
         return self.node_ip if self.binds_everywhere else self.bind_address
 
     @property
-    def node_port_networks(self) -> tuple[IPNetwork | None, ...]:
+    def node_port_destinations(self) -> tuple[IPNetwork | None, ...]:
         """The destinations for which node ports count. None stands for every address."""
-        if not self.node_port_addresses:
+        if self.node_port_networks is None:
             return (None,)
-        return tuple(
-            None if network.prefixlen == 0 else network
-            for network in self.node_port_addresses
-            if network.version == self.family
-        )
+        return tuple(network if network.prefixlen else None for network in self.node_port_networks)
 
 
 class PortalKind(enum.Enum):
@@ -122,7 +118,7 @@ class HeldPort:
 def held_ports(service_port: ServicePort, node: NodeFacts) -> dict[HeldPort, Scope]:
     """Return the ports to hold on this node for a service port, with the traffic that reaches each.
 
-    They are the node port, on each local address that `node_port_addresses` allows or on the wildcard, and the
+    They are the node port, on each local address of `node_port_networks` or on the wildcard, and the
     portals whose address is local.
     """
     held = {}
@@ -136,7 +132,7 @@ def held_ports(service_port: ServicePort, node: NodeFacts) -> dict[HeldPort, Sco
 
 
 def _node_port_addresses(node: NodeFacts) -> Iterator[str]:
-    networks = node.node_port_networks
+    networks = node.node_port_destinations
     if None in networks:
         yield WILDCARD[node.family]
         return

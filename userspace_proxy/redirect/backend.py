@@ -8,7 +8,7 @@ from typing import Protocol
 
 from userspace_proxy.core.errors import KernelRefused
 from userspace_proxy.core.model import IPFamily
-from userspace_proxy.core.rules import Rule
+from userspace_proxy.core.rule import Rule
 from userspace_proxy.redirect.tables import TableChange, Tables, meaning_of
 
 

@@ -34,6 +34,7 @@ _IPTABLES_MODE = frozenset(
         "KUBE-PROXY-CANARY",
     }
 )
+_LEGACY_WAYS = ("legacy", "libiptc")
 _IPTABLES_MODE_NAT = ("KUBE-SVC-", "KUBE-SVL-", "KUBE-SEP-", "KUBE-FW-", "KUBE-EXT-", "KUBE-XLB-")
 
 
@@ -89,7 +90,14 @@ async def clean_up(families: Iterable[IPFamily] = tuple(IPFamily), owns: Owns = 
 
     Needs no API server. Never raises: an error in one place does not stop the others, and is in the result.
     """
-    return await remove([backend for family in families for backend in await _ways_in(family)], owns)
+    ways: list[Backend] = []
+    unreached: list[RedirectFailed] = []
+    for family in families:
+        ways += (found := await _ways_in(family))
+        if legacy_tables(family) and not any(way.name in _LEGACY_WAYS for way in found):
+            unreached.append(RedirectFailed(f"{family.name} legacy tables", "nothing here reaches them"))
+    result = await remove(ways, owns)
+    return CleanUpResult(result.removed, (*unreached, *result.errors))
 
 
 async def remove(backends: Iterable[Backend], owns: Owns) -> CleanUpResult:
@@ -130,8 +138,7 @@ async def _ways_in(family: IPFamily) -> list[Backend]:
 
 async def other_ways_in(family: IPFamily, name: str) -> list[Backend]:
     """Return backends for the variants other than the one that a backend of this name writes to."""
-    legacy = ("legacy", "libiptc")
-    used = legacy if name in legacy else (name,)
+    used = _LEGACY_WAYS if name in _LEGACY_WAYS else (name,)
     ways = await _ways_in(family)
     for way in ways:
         if way.name in used:

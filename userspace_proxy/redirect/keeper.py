@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
@@ -11,13 +12,15 @@ from types import MappingProxyType
 from userspace_proxy.core.errors import RedirectFailed
 from userspace_proxy.core.model import IPFamily, ServicePort, ServicePortName
 from userspace_proxy.core.portals import NodeFacts, ProxyPorts, proxy_port_keys
-from userspace_proxy.core.rules import Rule, RuleSet, Style, is_unenforced, rules_of
+from userspace_proxy.core.rule import Rule
+from userspace_proxy.core.rules import RuleSet, Style, is_unenforced, rules_of
 from userspace_proxy.redirect.cleanup import of_any_mode, of_iptables_mode, other_ways_in, remove
 from userspace_proxy.redirect.conntrack import Conntrack, flows_of
 from userspace_proxy.redirect.redirector import Outcome, Redirector
 from userspace_proxy.redirect.watch import Watch
 
-PAUSE_BETWEEN_REPAIRS_S = 0.5
+SHORTEST_PAUSE_S = 0.5
+PAUSE_PER_CHECK = 10.0
 _WORK_AT_ONCE, _COST_OF_RENDERING = 500, 10  # in service ports that did not change: about a millisecond
 
 _log = logging.getLogger(__name__)
@@ -126,16 +129,16 @@ class RuleKeeper:
 
     async def run(self, sync_period_s: float = 30.0) -> None:
         """Check whenever somebody else changed rules, and at least every `sync_period_s` seconds, until cancelled."""
+        loop = asyncio.get_running_loop()
         while True:
-            try:
+            with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(sync_period_s):
                     await self._watch.changed()
-            except TimeoutError:
-                pass
-            else:
-                _log.warning("kernel rules were changed by another program; putting ours right")
-            await self.check()
-            await asyncio.sleep(PAUSE_BETWEEN_REPAIRS_S)
+            began = loop.time()
+            if (await self.check()).was_written:
+                _log.warning("another program had changed our kernel rules; they are right again")
+            # Others may change rules of their own many times a second: looking costs at most a tenth of the time.
+            await asyncio.sleep(max(SHORTEST_PAUSE_S, PAUSE_PER_CHECK * (loop.time() - began)))
 
     async def close(self) -> None:
         """Give back sockets and processes. The rules stay."""

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO, assert_never
 
 from userspace_proxy.core.errors import KernelRefused, ProxyError, RedirectFailed, RuleNotUnderstood
 from userspace_proxy.core.model import IPFamily
-from userspace_proxy.core.rules import (
+from userspace_proxy.core.rule import (
     Comment,
     Condition,
     DestinationPort,

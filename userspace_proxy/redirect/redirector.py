@@ -13,7 +13,8 @@ from types import MappingProxyType
 
 from userspace_proxy.core.errors import KernelRefused, RedirectFailed, RuleNotUnderstood
 from userspace_proxy.core.model import IPFamily, ServicePortName
-from userspace_proxy.core.rules import OWN_CHAINS, Chain, Rule, RuleSet, Table
+from userspace_proxy.core.rule import OWN_CHAINS, Chain, Rule, Table
+from userspace_proxy.core.rules import RuleSet
 from userspace_proxy.redirect.backend import Backend
 from userspace_proxy.redirect.cleanup import Owns, removals
 from userspace_proxy.redirect.tables import (

@@ -11,7 +11,8 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 
-from userspace_proxy.core.rules import FIRST_JUMPS, LAST_JUMPS, OWN_CHAINS, Chain, Rule, Table
+from userspace_proxy.core.rule import OWN_CHAINS, Chain, Rule, Table
+from userspace_proxy.core.rules import FIRST_JUMPS, LAST_JUMPS
 
 Chains = dict[str, list[str]]
 """The rules of each chain of a table, in order."""

@@ -11,19 +11,8 @@ from tests.support import golden
 from tests.support.tracer import Kernel, Packet
 from userspace_proxy.core.model import Endpoint, IPFamily, L4Protocol, Scope, ServicePort, ServicePortName
 from userspace_proxy.core.portals import HeldPort, NodeFacts, ProxyPortKey, held_ports, proxy_port_keys
-from userspace_proxy.core.rules import (
-    FIRST_JUMPS,
-    LAST_JUMPS,
-    OWN_CHAINS,
-    Chain,
-    Comment,
-    Jump,
-    Style,
-    Table,
-    Verdict,
-    comment_text,
-    render,
-)
+from userspace_proxy.core.rule import OWN_CHAINS, Chain, Comment, Jump, Table, Verdict, comment_text
+from userspace_proxy.core.rules import FIRST_JUMPS, LAST_JUMPS, Style, render
 
 NODE = NodeFacts("192.168.77.1", local_addresses=frozenset({"192.168.77.1", "192.168.77.5", "10.244.1.1", "127.0.0.1"}))
 NODE_6 = NodeFacts("fd00:77::1", bind_address="::", local_addresses=frozenset({"fd00:77::1", "::1"}))
@@ -147,7 +136,7 @@ def test_the_number_of_a_node_port_at_a_foreign_address_is_left_alone(style: Sty
 
 @BOTH_STYLES
 def test_node_port_addresses_restrict_node_ports(style: Style) -> None:
-    node = replace(NODE, node_port_addresses=(ip_network("192.168.77.5/32"), ip_network("fd00::/8")))
+    node = replace(NODE, node_port_networks=(ip_network("192.168.77.5/32"),))
     restricted = kernel(WEB, node=node, style=style)
 
     assert restricted.from_elsewhere(Packet(CLIENT, "192.168.77.5", 30080)).port == 40001
@@ -155,14 +144,14 @@ def test_node_port_addresses_restrict_node_ports(style: Style) -> None:
     assert restricted.from_host(Packet(HOST, "192.168.77.1", 30080)).port == 30080
 
 
-def test_node_port_addresses_of_the_other_family_leave_this_family_without_node_ports() -> None:
-    node = replace(NODE, node_port_addresses=(ip_network("fd00::/8"),))
+def test_a_family_without_node_port_networks_has_no_node_ports() -> None:
+    node = replace(NODE, node_port_networks=())
 
     assert not any("NODEPORT" in text for text in texts(WEB, node=node))
 
 
 def test_node_port_addresses_that_allow_all_change_no_text() -> None:
-    node = replace(NODE, node_port_addresses=(ip_network("0.0.0.0/0"),))
+    node = replace(NODE, node_port_networks=(ip_network("0.0.0.0/0"),))
 
     assert texts(WEB, node=node) == texts(WEB)
 
@@ -322,7 +311,7 @@ def test_a_node_port_is_held_on_the_wildcard_and_a_portal_on_its_local_address()
 
 
 def test_node_port_addresses_decide_where_a_node_port_is_held() -> None:
-    node = replace(NODE, node_port_addresses=(ip_network("192.168.77.0/24"), ip_network("fd00::/8")))
+    node = replace(NODE, node_port_networks=(ip_network("192.168.77.0/24"),))
     mixed = replace(node, local_addresses=node.local_addresses | {"fd00:77::1"})
 
     assert sorted(held.address for held in held_ports(WEB, mixed)) == ["192.168.77.1", "192.168.77.5"]

@@ -8,7 +8,8 @@ import pytest
 
 from tests.support import golden
 from userspace_proxy.core.errors import KernelRefused, RedirectFailed, RuleNotUnderstood
-from userspace_proxy.core.rules import Chain, Rule, RuleSet, render
+from userspace_proxy.core.rule import Chain, Rule
+from userspace_proxy.core.rules import RuleSet, render
 from userspace_proxy.redirect.backend import FakeBackend
 from userspace_proxy.redirect.redirector import MAX_NOT_UNDERSTOOD, Redirector
 from userspace_proxy.redirect.tables import TableChange, Tables, meaning_of
