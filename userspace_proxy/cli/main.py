@@ -8,7 +8,7 @@ import click
 
 from userspace_proxy.cli import PROGRAM
 from userspace_proxy.cli.local import local
-from userspace_proxy.core.errors import ProxyError, UsageError
+from userspace_proxy.core.errors import ProxyError, UsageError, leaves
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
@@ -33,14 +33,8 @@ def main() -> None:
 
             daemon(arguments, {name: each.get_short_help_str(limit=100) for name, each in commands.commands.items()})
     except* ProxyError as group:
-        for error in _leaves(group):
+        for error in leaves(group):
             print(f"{PROGRAM}: {error}", file=sys.stderr)
             if isinstance(error, UsageError):
                 print(f"See '{PROGRAM} --help'.", file=sys.stderr)
         sys.exit(1)
-
-
-def _leaves(error: BaseException) -> list[BaseException]:
-    if isinstance(error, BaseExceptionGroup):
-        return [leaf for inner in error.exceptions for leaf in _leaves(inner)]
-    return [error]

@@ -117,6 +117,14 @@ class ServerFailed(ProxyError):
         super().__init__(f"{title} failed: {cause}")
 
 
+class CleanUpFailed(ProxyError):
+    """Some rules could not be removed, or it is not known whether there are any."""
+
+    def __init__(self, reasons: Sequence[Exception]) -> None:
+        self.reasons = tuple(reasons)
+        super().__init__("encountered an error while tearing down rules: " + "; ".join(map(str, reasons)))
+
+
 class RedirectFailed(ProxyError):
     """The kernel's rules could not be read or written. `command` is what was tried, `stderr` what it answered."""
 
@@ -141,3 +149,10 @@ class RuleNotUnderstood(RedirectFailed):
 
 class KernelRefused(RedirectFailed):
     """The kernel refused a block of rules. Which rule it was is not known for certain."""
+
+
+def leaves(error: BaseException) -> list[BaseException]:
+    """Return the errors that an exception group holds, at any depth; another error by itself."""
+    if isinstance(error, BaseExceptionGroup):
+        return [leaf for inner in error.exceptions for leaf in leaves(inner)]
+    return [error]

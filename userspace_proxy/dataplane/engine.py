@@ -45,6 +45,11 @@ class Engine:
         self.dropped_datagrams = 0
         self._last_complaint: dict[ServicePortName, float] = {}
 
+    def reconfigure(self, settings: DataPlaneSettings) -> None:
+        """Use other time-outs from now on."""
+        self.settings = settings
+        self.relay.half_close_timeout_s = settings.half_close_timeout_s
+
     def complain(self, name: ServicePortName, text: str) -> None:
         """Log a warning about a service port, at most one each 10 s."""
         now = self.loop.time()
