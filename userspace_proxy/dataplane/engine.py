@@ -45,6 +45,11 @@ class Engine:
         self.dropped_datagrams = 0
         self._last_complaint: dict[ServicePortName, float] = {}
 
+    @property
+    def accept_error_count(self) -> int:
+        """How often a connection could not be accepted, or none for want of descriptors."""
+        return self.accept_errors + self.gate.times_closed
+
     def reconfigure(self, settings: DataPlaneSettings) -> None:
         """Use other time-outs from now on."""
         self.settings = settings

@@ -104,7 +104,7 @@ class DataPlane:
             total=add_up((self._past.total(), *service_ports.values())),
             open_connections=len(self._engine.relay),
             open_sessions=len(self._sessions),
-            accept_errors=self._engine.accept_errors,
+            accept_errors=self._engine.accept_error_count,
             dropped_datagrams=self._engine.dropped_datagrams,
             evicted_sessions=self._sessions.evicted,
         )
@@ -116,7 +116,7 @@ class DataPlane:
             gone=self._past.total(),
             open_connections=len(self._engine.relay),
             open_sessions=len(self._sessions),
-            accept_errors=self._engine.accept_errors + self._engine.gate.times_closed,
+            accept_errors=self._engine.accept_error_count,
             dropped_datagrams=self._engine.dropped_datagrams,
             evicted_sessions=self._sessions.evicted,
         )
