@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import gc
 import logging
 import sys
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
@@ -25,6 +24,7 @@ from userspace_proxy.core.placement import (
 )
 from userspace_proxy.dataplane.settings import DataPlaneSettings
 from userspace_proxy.dataplane.sockets import bind_udp, listen_tcp
+from userspace_proxy.garbage import keep_out_of_collections
 from userspace_proxy.proxy import Proxy
 from userspace_proxy.reconciler import Failures
 from userspace_proxy.sources.hostnames import HostNames
@@ -149,8 +149,7 @@ class LocalProxy:
         self._check(self._wanted())
         async with self._proxy:
             on_started(await self._start())
-            gc.collect()
-            gc.freeze()  # what was read at the start stays: no collection needs to look at it again
+            keep_out_of_collections()
             async with asyncio.TaskGroup() as tasks:
                 tasks.create_task(self._follow_source(snapshots))
                 tasks.create_task(self._follow_names())
