@@ -5,6 +5,7 @@ from __future__ import annotations
 import enum
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import lru_cache
 from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_address
 from types import MappingProxyType
 
@@ -51,6 +52,23 @@ def canonical_client(address: str) -> str:
     return str(mapped or parsed)
 
 
+@lru_cache(maxsize=1 << 16)
+def _is_address(text: str) -> bool:
+    try:
+        ip_address(text)
+    except ValueError:
+        return False
+    return True
+
+
+def _check(address: str, port: int, *, lowest_port: int) -> None:
+    """Raise ValueError for what no socket can take: the data path trusts its addresses."""
+    if not _is_address(address):
+        raise ValueError(f"{address!r} is no IP address")
+    if not lowest_port <= port <= 65535:
+        raise ValueError(f"{port} is not in {lowest_port}..65535")
+
+
 @dataclass(frozen=True, slots=True, order=True)
 class ServicePortName:
     """The identity of a service port.
@@ -75,10 +93,13 @@ class ServicePortName:
 
 @dataclass(frozen=True, slots=True, order=True)
 class Endpoint:
-    """Where a backend answers: a textual IP address in canonical form and a port."""
+    """Where a backend answers: a textual IP address in canonical form and a port. Raises ValueError for others."""
 
     address: str
     port: int
+
+    def __post_init__(self) -> None:
+        _check(self.address, self.port, lowest_port=1)
 
     @property
     def family(self) -> IPFamily:
@@ -90,10 +111,13 @@ class Endpoint:
 
 @dataclass(frozen=True, slots=True, order=True)
 class ListenAddress:
-    """Where traffic for a service port is accepted. Port 0 asks for any free port."""
+    """Where traffic for a service port is accepted. Port 0 asks for any free port. Raises ValueError for no address."""
 
     address: str
     port: int
+
+    def __post_init__(self) -> None:
+        _check(self.address, self.port, lowest_port=0)
 
     @property
     def family(self) -> IPFamily:
