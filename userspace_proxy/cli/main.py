@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 
 import click
@@ -22,12 +23,22 @@ cli.add_command(local)
 
 def main() -> None:
     """Run the command line. What the user got wrong ends in one clear message and exit code 1, or 2 for bad usage."""
+    _open_standard_streams()
     try:
         cli(standalone_mode=True)
     except* ProxyError as group:
         for error in _leaves(group):
             print(f"userspace-proxy: {error}", file=sys.stderr)
         sys.exit(1)
+
+
+def _open_standard_streams() -> None:
+    """Open what whoever started us has closed of 0, 1 and 2: no socket may get such a number (uvloop aborts then)."""
+    for fd in range(3):
+        try:
+            os.fstat(fd)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)  # gets the lowest free number, which is this one
 
 
 def _leaves(error: BaseException) -> list[BaseException]:
