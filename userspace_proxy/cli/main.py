@@ -24,11 +24,14 @@ cli.add_command(local)
 def main() -> None:
     """Run the command line. What the user got wrong ends in one clear message and exit code 1, or 2 for bad usage."""
     _open_standard_streams()
+    errors: list[BaseException] = []
     try:
         cli(standalone_mode=True)
     except* ProxyError as group:
-        for error in _leaves(group):
-            print(f"userspace-proxy: {error}", file=sys.stderr)
+        errors = _leaves(group)
+    for error in errors:
+        print(f"userspace-proxy: {error}", file=sys.stderr)
+    if errors:  # not where they are caught: before Python 3.11.4, what `except*` raises is a group with a traceback
         sys.exit(1)
 
 
