@@ -4,7 +4,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test check format bench-compare clean
+.PHONY: demo test check format clean
 
 demo: $(VENV)/.installed
 	@$(BIN)/python examples/demo.py $(DEMO_ARGS)

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import ipaddress
 import logging
-from collections.abc import Callable, Sequence
+import os
+import sys
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, TypeVar
 
 import click
@@ -48,7 +51,7 @@ def _hosts(text: str) -> tuple[HostPort, ...]:
 def _split(text: str) -> tuple[str, str]:
     left, equals, right = text.rpartition("=")
     if not equals or not left or not right:
-        raise ConfigError(f"{text!r} has no '='")
+        raise ConfigError(f"{text!r} has nothing before or after a '='" if equals else f"{text!r} has no '='")
     return left, right
 
 
@@ -86,6 +89,12 @@ def _duration(text: str) -> float:
     if seconds < 0:
         raise ConfigError("must not be negative")
     return seconds
+
+
+def _refuse_repeated(flag: str, subjects: Iterable[str]) -> None:
+    for subject, times in Counter(subjects).items():
+        if times > 1:
+            raise click.UsageError(f"{flag}: {subject} is there {times} times, and only one can be meant")
 
 
 def _service_name(text: str) -> str:
@@ -205,6 +214,9 @@ def local(
         )
     if paths and is_from_cluster:
         raise click.UsageError("services come from files (-f) or from a cluster (--kubeconfig), not from both")
+    _refuse_repeated("--service", (f"{port.name} ({port.name.protocol})" for port, _ in services))
+    _refuse_repeated("--endpoints", (str(reference) for reference, _ in endpoints))
+    _refuse_repeated("--port-map", (str(reference) for reference, _ in port_map))
     set_up_logging(verbosity, log_format)
     warning = raise_descriptor_limit()
     if warning:
@@ -236,7 +248,19 @@ def _cluster_source(kubeconfig: str, context: str, namespaces: tuple[str, ...]) 
 
 
 def print_table(rows: Sequence[Row]) -> None:
-    """Print what is served, and what is not, to stdout, with an empty line at the end."""
+    """Print what is served, and what is not, to stdout, with an empty line at the end.
+
+    Services do not depend on somebody reading that: where it cannot be written, a warning says so.
+    """
+    try:
+        _print(rows)
+    except OSError as error:
+        _log.warning("the table could not be written to stdout: %s", error.strerror)
+        with open(os.devnull, "wb") as nowhere:  # what stdout still holds goes there at the end
+            os.dup2(nowhere.fileno(), sys.stdout.fileno())
+
+
+def _print(rows: Sequence[Row]) -> None:
     lines = [_COLUMNS, *map(_cells, rows)]
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
     for line in lines:

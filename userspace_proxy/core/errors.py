@@ -104,8 +104,11 @@ class PortsRefused(ProxyError):
         ]
         if any(failure.errno_name == "EACCES" for of_port in failures.values() for failure in of_port):
             lines.append("Ports below 1024 need root or the capability CAP_NET_BIND_SERVICE.")
-        lines.append("Give them other ports (--auto-ports chooses such by itself, --keep-going serves only the rest):")
-        lines.append("  " + " ".join(f"--port-map {suggestion}" for suggestion in suggestions))
+        if suggestions:
+            lines.append(
+                "Give them other ports (--auto-ports chooses such by itself, --keep-going serves only the rest):"
+            )
+            lines.append("  " + " ".join(f"--port-map {suggestion}" for suggestion in suggestions))
         super().__init__("\n".join(lines))
 
 

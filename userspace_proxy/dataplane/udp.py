@@ -170,6 +170,7 @@ class UdpSession:
             sock.close()
             raise
         self._sock = sock
+        _log.debug("%s: %s has a session with %s", listener.backends.name, self._client[0], target.endpoint)
         target.sessions += 1
         target.open_sessions += 1
         listener.engine.poller.watch_level(sock.fileno(), self)
