@@ -232,8 +232,13 @@ class LocalProxy:
         for flag, references in (("--port-map", self._options.port_map), ("--endpoints", self._options.endpoints)):
             for reference, reason in unmatched(snapshot, references):
                 raise ConfigError(reason, where=flag, subject=str(reference))
+        names = self._from_source.service_ports
+        for service in self._options.only:
+            if not any(name.service_name == service for name in names):
+                raise ConfigError("there is no such service that could be proxied", where="--only", subject=service)
         if not snapshot.service_ports:
-            raise ConfigError("there is nothing to serve: no Service that could be proxied was found")
+            where = f" in {', '.join(self._options.namespaces)}" if self._options.namespaces else ""
+            raise ConfigError(f"there is nothing to serve: no Service that could be proxied was found{where}")
 
     def _free_ports(self, failures: Failures) -> dict[ServicePortName, int]:
         """Return a free local port for each service port that failed, as easy to remember as possible.

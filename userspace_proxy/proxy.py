@@ -44,8 +44,12 @@ class Proxy:
         self._redirect = redirect
         self._drain_timeout_s = drain_timeout_s
         self._tasks = asyncio.TaskGroup()
+        self._has_entered = False
 
     async def __aenter__(self) -> Self:
+        if self._has_entered:
+            raise RuntimeError("a Proxy is entered once; make another one")
+        self._has_entered = True
         self._plane = DataPlane(self._settings, make_balancer=self._balancer, on_dial_failure=self._on_dial_failure)
         self._reconciler = Reconciler(self._plane, self._endpoint_filter, self._redirect)
         await self._tasks.__aenter__()
@@ -72,6 +76,8 @@ class Proxy:
         They are logged, unless `quiet`, and tried again each second. What did not change is not touched: established
         connections stay in any case. Whatever `endpoint_filter` raises is raised, and then nothing has changed.
         """
+        if not self._has_entered:
+            raise RuntimeError("a Proxy serves while its context is open: async with Proxy() as proxy")
         return await self._reconciler.apply(snapshot, quiet=quiet)
 
     def addresses(self, name: ServicePortName) -> tuple[ListenAddress, ...]:

@@ -267,6 +267,7 @@ async def test_a_missing_file_is_named(run_to_end: RunToEnd, tmp_path: Path) -> 
         ["--service", "web:8080=127.0.0.1:80", "--no-such-option"],
         ["-f", "shop.yaml", "--kubeconfig", "config"],
         ["--service", "web:8080="],
+        ["--service", "web:8080=127.0.0.1:80", "--listen-address", "0.0.0.0", "--listen-address", "127.0.0.1"],
         ["--service", "web:8080=127.0.0.1:80", "--service", "web:8443=127.0.0.1:443"],
         ["--service", "web:8080=127.0.0.1:80", "--endpoints", "web=127.0.0.1:1", "--endpoints", "web=127.0.0.1:2"],
         ["--service", "web:8080=127.0.0.1:80", "--port-map", "web:8080=8081", "--port-map", "web:8080=8082"],
@@ -277,6 +278,16 @@ async def test_wrong_options_are_refused_with_the_usage(run_to_end: RunToEnd, ar
     assert ended.exit_code == 2
     assert "Usage:" in ended.stderr
     assert "Error: " in ended.stderr
+
+
+async def test_a_selection_that_selects_nothing_is_named(run_to_end: RunToEnd, tmp_path: Path) -> None:
+    (tmp_path / "shop.yaml").write_text(manifest("web", free_port(), []))
+    ended = await run_to_end("local", "-f", tmp_path / "shop.yaml", "--only", "shop/webb")
+    assert ended.exit_code == 1
+    assert "--only: shop/webb: there is no such service" in ended.stderr
+    ended = await run_to_end("local", "-f", tmp_path / "shop.yaml", "--namespace", "shopp")
+    assert ended.exit_code == 1
+    assert "no Service that could be proxied was found in shopp" in ended.stderr
 
 
 async def test_an_option_that_fits_no_service_is_named(run_to_end: RunToEnd) -> None:
