@@ -19,7 +19,7 @@ import aiohttp
 from tests import apiserver
 from tests.apiserver import ApiServer, Object
 from tests.netns.services import BACKEND_PORT
-from tests.netns.topology import ADDRESSES, Topology
+from tests.netns.topology import ADDRESSES
 from tests.netns.traffic import NoAnswer, ask
 from tests.support.namespaces import Namespace, run
 from tests.support.processes import PATIENCE_S, PROGRAM, Running
@@ -40,9 +40,9 @@ def web(name: str = "web", *, cluster_ip: str = V4.cluster_ip, node_port: int = 
     return apiserver.service(name, cluster_ip=cluster_ip, ports=ports, **{"type": kind, **spec})
 
 
-def slice_of(name: str, *addresses: str, nodes: tuple[str, ...] = ()) -> Object:
+def slice_of(service: str, *addresses: str, nodes: tuple[str, ...] = (), name: str = "", **fields: Any) -> Object:
     """Return the slice of a service of `web`, with ready endpoints; `nodes` says where each is."""
-    each = apiserver.endpoint_slice(name, *addresses)
+    each = {**apiserver.endpoint_slice(service, *addresses, name=name), **fields}
     each["ports"] = [{"name": p.lower(), "port": BACKEND_PORT, "protocol": p} for p in L4Protocol]
     for endpoint, node in zip(each["endpoints"], nodes, strict=False):
         endpoint["nodeName"] = node
@@ -161,6 +161,18 @@ async def answered(
     return await until(right_one, f"{address} {port} is not answered by {names}", limit_s)
 
 
+async def exclusively(client: Namespace, address: str, port: int, name: str) -> None:
+    """Wait until four answers in a row come from one backend."""
+
+    async def four_times() -> bool:
+        try:
+            return {await ask(client, L4Protocol.TCP, address, port, patience_s=0.5) for _ in range(4)} == {name}
+        except NoAnswer:
+            return False
+
+    await until(four_times, f"{address} {port} is not answered by {name} alone")
+
+
 async def refused(client: Namespace, address: str, port: int, *, limit_s: float = PATIENCE_S) -> float:
     """Wait until nobody answers."""
 
@@ -174,7 +186,7 @@ async def refused(client: Namespace, address: str, port: int, *, limit_s: float 
     return await until(nobody, f"{address} {port} is still answered", limit_s)
 
 
-def rules(variant: str, topology: Topology) -> list[str]:
-    """Return all rules and chains of kube-proxy's on the node, of both families."""
+def rules(variant: str) -> list[str]:
+    """Return all rules and chains of kube-proxy's on the node, of both families, as they are saved."""
     saved = [run(f"{stem}-{variant}-save") for stem in ("iptables", "ip6tables")]
     return [line for text in saved for line in text.splitlines() if "KUBE-" in line]

@@ -159,7 +159,7 @@ async def test_changes_by_others_are_put_right_when_seen_and_else_at_the_next_pe
     backend.written.clear()
 
     async with asyncio.TaskGroup() as tasks:
-        running = tasks.create_task(kept.run(sync_period_s))
+        running = tasks.create_task(kept.run(lambda: sync_period_s))
         async with asyncio.timeout(5):
             await backend.written.wait()
         running.cancel()
