@@ -4,19 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
 import signal
-import socket
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
-import pytest
-
 from tests.netns.daemon import (
     HEALTH,
-    METRICS,
     NODE_NAME,
     V4,
     Daemon,
@@ -25,10 +20,8 @@ from tests.netns.daemon import (
     get,
     refused,
     rules,
-    sample,
     slice_of,
     started,
-    this_node,
     until,
     web,
 )
@@ -39,34 +32,40 @@ from userspace_proxy.core.model import L4Protocol
 from userspace_proxy.redirect.opening import BackendChoice
 
 CONFIG = "apiVersion: kubeproxy.config.k8s.io/v1alpha1\nkind: KubeProxyConfiguration\n"
+SYNCED = "default/web:udp (UDP): "
 OBJECTS = (web(), slice_of("web", *V4.pods))
 
 
 class Load:
-    """Asks again and again, and notes how long nobody answered."""
+    """Asks again and again, and notes the longest time between two answers."""
 
     def __init__(self) -> None:
         self.answers = 0
         self.longest_outage_s = 0.0
+        self._last_answer_at = time.monotonic()
 
     async def run(self, client: Namespace, *, per_second: float = 50.0) -> None:
-        last = time.monotonic()
+        """Ask until cancelled."""
         async with asyncio.TaskGroup() as tasks:
             while True:
                 tasks.create_task(self._ask(client))
-                now = time.monotonic()
-                last = max(last, self._last_answer or now)
                 await asyncio.sleep(1 / per_second)
 
-    _last_answer = 0.0
+    async def until_answered(self, times: int) -> None:
+        """Return when so many more were answered."""
+        enough = self.answers + times
+
+        async def are_enough() -> bool:
+            return self.answers >= enough
+
+        await until(are_enough, "no answers")
 
     async def _ask(self, client: Namespace) -> None:
         with contextlib.suppress(NoAnswer):
             await ask(client, L4Protocol.TCP, V4.cluster_ip, 80, patience_s=0.5)
             now = time.monotonic()
-            if self._last_answer:
-                self.longest_outage_s = max(self.longest_outage_s, now - self._last_answer)
-            self._last_answer = now
+            self.longest_outage_s = max(self.longest_outage_s, now - self._last_answer_at)
+            self._last_answer_at = now
             self.answers += 1
 
 
@@ -88,38 +87,33 @@ async def test_a_killed_daemon_is_replaced_with_a_short_outage(
     async with api_server(*OBJECTS) as api:
         daemon = Daemon(api, tmp_path, variant)
         async with daemon.running() as first:
-            await answered(pod, V4.cluster_ip, 80, "p1", "p2")
+            await first.logged(SYNCED)
             before = rules(variant)
             async with load(pod) as asking:
-                await until(lambda: _is(asking.answers > 20), "no answers")
+                await asking.until_answered(20)
                 await first.stop(signal.SIGKILL)
                 assert rules(variant) == before
-                answers = asking.answers
                 async with daemon.running():
-                    await until(lambda: _is(asking.answers > answers + 20), "no answers after the restart")
+                    await asking.until_answered(20)
     print(f"outage: {asking.longest_outage_s:.2f} s")
     assert asking.longest_outage_s <= 2.0
 
 
-async def _is(condition: bool) -> bool:
-    return condition
-
-
-async def test_nothing_is_touched_before_the_lists_are_in(
-    topology: Topology, variant: BackendChoice, tmp_path: Path
-) -> None:
+async def test_nothing_is_touched_before_the_lists_are_in(topology: Topology, tmp_path: Path) -> None:
     """Case 56: not even with rules of a former process, and with one of the two lists."""
     async with api_server(*OBJECTS) as api:
-        daemon = Daemon(api, tmp_path, variant)
+        daemon = Daemon(api, tmp_path, "nft")
         async with daemon.running() as first:
-            await answered(topology.pods[0], V4.cluster_ip, 80, "p1", "p2")
+            await first.logged(SYNCED)
             await first.stop()
-        before = rules(variant)
+        before = rules("nft")
         assert before
+        lists = api.count("list", "endpointslices")
         api.fail(503, verb="list", resource="endpointslices")
-        async with daemon.running():
-            await until(lambda: _is(api.count("list", "endpointslices") > 2), "no retry")
-            assert rules(variant) == before
+        async with daemon.running() as second:
+            await second.logged("services: listed")
+            await api.until(lambda: api.count("list", "endpointslices") > lists + 1)
+            assert rules("nft") == before
             assert (await get(f"{HEALTH}/livez"))[0] == 200
             api.heal()
             await answered(topology.pods[0], V4.cluster_ip, 80, "p1", "p2")
@@ -166,7 +160,7 @@ async def test_rules_stay_at_the_end_and_a_clean_up_leaves_none(
 ) -> None:
     async with api_server(*OBJECTS) as api:
         async with Daemon(api, tmp_path, variant).running() as daemon:
-            await answered(topology.pods[0], V4.cluster_ip, 80, "p1", "p2")
+            await daemon.logged(SYNCED)
             assert await daemon.stop() == 0
     assert len(rules(variant)) > 8
     async with started(["--cleanup"]) as cleaning:
@@ -184,9 +178,8 @@ def config_file(daemon: Daemon, *lines: str) -> list[str]:
     """Write a configuration file, and return the arguments for it."""
     kubeconfig = next(each for each in daemon.arguments() if each.startswith("--kubeconfig=")).partition("=")[2]
     path = daemon.folder / "config.conf"
-    path.write_text(
-        CONFIG + f"clientConnection: {{kubeconfig: {kubeconfig}}}\n" + "".join(f"{each}\n" for each in lines)
-    )
+    fields = [f"clientConnection: {{kubeconfig: {kubeconfig}}}", *lines]
+    path.write_text(CONFIG + "".join(f"{each}\n" for each in fields))
     return [f"--config={path}", f"--hostname-override={NODE_NAME}", f"--iptables-backend={daemon.variant}"]
 
 
@@ -212,115 +205,3 @@ async def test_a_changed_configuration_file_is_taken_up_where_that_is_wanted(
             assert "oomScoreAdj" in await running.logged("these changes need a restart")
             await refused(topology.outside, V4.second, 30080)
             await answered(topology.outside, V4.node, 30080, "p1", "p2")
-
-
-async def test_ports_of_servers_that_are_taken_are_tried_again(topology: Topology, tmp_path: Path) -> None:
-    """Case 79."""
-    strangers = [socket.create_server(("0.0.0.0", port)) for port in (10249, 10256)]
-    async with api_server(*OBJECTS) as api:
-        async with Daemon(api, tmp_path, "nft").running() as daemon:
-            await daemon.logged("10249")
-            await daemon.logged("10256")
-            await answered(topology.pods[0], V4.cluster_ip, 80, "p1", "p2")
-            for stranger in strangers:
-                stranger.close()
-            for url in (f"{METRICS}/healthz", f"{HEALTH}/healthz"):
-                await until(lambda url=url: _answers(url, 200), url)  # type: ignore[misc]
-
-
-@pytest.mark.parametrize(
-    ("port", "reason"), [(10249, "FailedToStartMetricServer"), (10256, "FailedToStartProxierHealthcheck")]
-)
-async def test_with_hard_fail_a_taken_port_ends_the_process_with_an_event(
-    topology: Topology, tmp_path: Path, port: int, reason: str
-) -> None:
-    """Case 79."""
-    with socket.create_server(("0.0.0.0", port)):
-        async with api_server(*OBJECTS) as api:
-            async with Daemon(api, tmp_path, "nft").running("--bind-address-hard-fail") as daemon:
-                assert await daemon.ended() == 1
-                await daemon.logged(str(port))
-            told = {each["reason"]: each for each in api.posted}
-            assert told[reason]["type"] == "Warning"
-            assert told[reason]["regarding"]["name"] == NODE_NAME
-
-
-async def test_a_node_that_goes_away_gets_no_more_traffic_but_its_proxy_is_alive(
-    topology: Topology, tmp_path: Path
-) -> None:
-    """Case 81."""
-    async with api_server(*OBJECTS) as api:
-        async with Daemon(api, tmp_path, "nft").running():
-            for away in (
-                lambda: api.put(this_node(taints=("ToBeDeletedByClusterAutoscaler",))),
-                lambda: api.delete("nodes", NODE_NAME),
-            ):
-                api.put(this_node())
-                await until(lambda: _answers(f"{HEALTH}/healthz", 200), "eligible")
-                away()
-                await until(lambda: _answers(f"{HEALTH}/healthz", 503), "not eligible")
-                assert '"nodeEligible": false' in (await get(f"{HEALTH}/healthz"))[1].replace('":f', '": f')
-                status, text = await get(f"{HEALTH}/livez")
-                assert status == 200
-                assert "nodeEligible" not in text
-            assert await sample('kubeproxy_proxy_livez_total{code="200"}') == 2
-
-
-def restricted(*capabilities: str) -> tuple[str, ...]:
-    """Return what runs a program with these capabilities and no others."""
-    granted = ",".join(["-all", *(f"+{each}" for each in capabilities)])
-    return ("setpriv", f"--bounding-set={granted}", f"--inh-caps={granted}", "--no-new-privs", "--")
-
-
-async def test_the_capabilities_of_the_manifest_are_enough(
-    topology: Topology, variant: BackendChoice, tmp_path: Path
-) -> None:
-    low = web("low", cluster_ip="10.96.0.11", node_port=0, externalIPs=[V4.second])
-    granted = restricted("net_admin", "net_raw", "net_bind_service")
-    async with api_server(*OBJECTS, low, slice_of("low", *V4.pods)) as api:
-        async with Daemon(api, tmp_path, variant).running(prefix=granted) as daemon:
-            for protocol in L4Protocol:
-                await answered(topology.pods[0], V4.cluster_ip, 80, "p1", "p2", protocol=protocol)
-            await answered(topology.outside, V4.node, 30080, "p1", "p2")
-            await answered(topology.outside, V4.second, 80, "p1", "p2")
-            assert not [
-                line for line in daemon.log if "lacks" in line or ("denied" in line and "cannot be set" not in line)
-            ]
-
-
-@pytest.mark.parametrize(
-    ("variant", "capabilities", "missing"),
-    [
-        ("nft", ["net_admin"], "CAP_NET_BIND_SERVICE"),
-        ("nft", ["net_bind_service"], "CAP_NET_ADMIN"),
-        ("legacy", ["net_admin", "net_bind_service"], "CAP_NET_RAW"),
-    ],
-)
-async def test_missing_capabilities_are_named(
-    topology: Topology, tmp_path: Path, variant: str, capabilities: list[str], missing: str
-) -> None:
-    async with api_server(*OBJECTS) as api:
-        async with Daemon(api, tmp_path, variant).running(prefix=restricted(*capabilities)) as daemon:
-            assert missing in await daemon.logged("this process lacks")
-            assert "WARNING" in await daemon.logged("this process lacks")
-            if capabilities == ["net_admin"]:
-                await answered(topology.pods[0], V4.cluster_ip, 80, "p1", "p2")
-            else:
-                await daemon.logged("trying again")
-                assert (await get(f"{HEALTH}/livez"))[0] == 200
-
-
-async def test_systemd_is_told(topology: Topology, tmp_path: Path) -> None:
-    path = tmp_path / "notify"
-    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as told:
-        told.bind(str(path))
-        told.settimeout(10)
-        async with api_server() as api:
-            async with Daemon(api, tmp_path, "nft").running(environ={"NOTIFY_SOCKET": str(path)}) as daemon:
-                assert await asyncio.to_thread(told.recv, 100) == b"READY=1"
-                await daemon.stop()
-                assert await asyncio.to_thread(told.recv, 100) == b"STOPPING=1"
-
-
-def test_the_tests_run_as_root() -> None:
-    assert os.geteuid() == 0

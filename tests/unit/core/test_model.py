@@ -71,3 +71,20 @@ def test_errors_say_where_what_and_why() -> None:
 def test_counters_begin_at_zero() -> None:
     counters = Counters(endpoints={ServicePortName("default", "dns"): {Endpoint("10.0.0.1", 53): EndpointCounters()}})
     assert counters.open_connections == counters.open_sessions == counters.dropped_datagrams == 0
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "excludes"),
+    [
+        (("10.0.0.1", 80), ("10.0.0.1", 80), True),
+        (("0.0.0.0", 80), ("10.0.0.1", 80), True),
+        (("10.0.0.1", 80), ("0.0.0.0", 80), True),
+        (("10.0.0.1", 80), ("10.0.0.2", 80), False),
+        (("10.0.0.1", 80), ("10.0.0.1", 81), False),
+        (("::", 80), ("10.0.0.1", 80), False),
+    ],
+)
+def test_a_wildcard_has_all_addresses_of_its_family(
+    one: tuple[str, int], other: tuple[str, int], excludes: bool
+) -> None:
+    assert ListenAddress(*one).excludes(ListenAddress(*other)) is excludes
