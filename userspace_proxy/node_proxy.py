@@ -5,9 +5,10 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from ipaddress import ip_address
+from itertools import zip_longest
 from types import MappingProxyType
 
 from userspace_proxy.core.config import Config
@@ -164,7 +165,9 @@ class NodeProxy:
         began = time.monotonic()
         local = [each.address for each in await local_addresses() if not each.is_link_local]
         self._nodes = node_facts(self._config, self._node, local)
-        await self._proxy.apply(self._place(snapshot), quiet=False)
+        placed = self._place(snapshot)
+        await asyncio.sleep(0)  # with thousands of services each step takes milliseconds: let others have a turn
+        await self._proxy.apply(placed)
         now = time.monotonic()
         for family in self._nodes:
             if family not in self._report.failures and snapshot is self._wanted:
@@ -206,18 +209,26 @@ class NodeProxy:
 
     def _count_changes(self, before: Snapshot, after: Snapshot) -> None:
         endpoints = services = 0
-        for name in before.service_ports.keys() | after.service_ports.keys():
-            old, new = before.service_ports.get(name), after.service_ports.get(name)
-            if old is new:
-                continue
+        for old, new in _changed(before, after):
             endpoints += old is None or new is None or old.endpoints != new.endpoints
             services += old is None or new is None or replace(old, endpoints=new.endpoints) != new
         self._metrics.kube_proxy.changed(services=services, endpoints=endpoints)
+        local = [each for each in after.service_ports.values() if each.local_scopes]
         for scope in Scope:
-            lacking = {
-                name.service_name for name, each in after.service_ports.items() if each.lacks_local_endpoints(scope)
-            }
+            lacking = {each.name.service_name for each in local if each.lacks_local_endpoints(scope)}
             self._metrics.kube_proxy.sync_proxy_rules_no_local_endpoints_total.labels(scope.value).set(len(lacking))
+
+
+def _changed(before: Snapshot, after: Snapshot) -> Iterator[tuple[ServicePort | None, ServicePort | None]]:
+    """Yield what each service port that differs was and is."""
+    old, new = before.service_ports, after.service_ports
+    # What did not change is mostly the same object at the same place, which is far cheaper to see than to look up.
+    pairs = [pair for pair in zip_longest(old.values(), new.values()) if pair[0] is not pair[1]]
+    names = dict.fromkeys(each.name for pair in pairs for each in pair if each is not None)
+    for name in names:
+        was, is_now = old.get(name), new.get(name)
+        if was is not is_now:
+            yield was, is_now
 
 
 def _pace(config: Config) -> RateLimit:

@@ -147,3 +147,29 @@ async def test_service_ports_beyond_the_range_wait_for_a_free_one(topology: Topo
 
 async def _is_metric(name: str, value: float) -> bool:
     return await sample(name) == value
+
+
+async def test_rules_through_python_iptables_serve_as_well(topology: Topology, tmp_path: Path) -> None:
+    async with api_server(web(), slice_of("web", *V4.pods)) as api:
+        async with Daemon(api, tmp_path, "libiptc").running() as daemon:
+            for protocol in L4Protocol:
+                await answered(topology.pods[0], V4.cluster_ip, 80, "p1", "p2", protocol=protocol)
+            assert await daemon.stop() == 0
+
+
+async def test_without_rules_node_ports_are_served_and_nothing_is_written(topology: Topology, tmp_path: Path) -> None:
+    async with api_server(web(), slice_of("web", *V4.pods)) as api:
+        async with Daemon(api, tmp_path, "none").running():
+            await answered(topology.outside, V4.node, 30080, "p1", "p2")
+            assert rules("nft") == rules("legacy") == []
+
+
+async def test_settings_without_effect_are_named_and_hybrid_is_refused(topology: Topology, tmp_path: Path) -> None:
+    async with api_server() as api:
+        daemon = Daemon(api, tmp_path, "nft")
+        async with daemon.running("--workers=2", "--max-connections=5", "--unidling=off") as running:
+            line = await running.logged("without effect")
+            assert line.endswith("yet: userspaceProxy.maxConnections, userspaceProxy.workers\n")
+        async with daemon.running("--unidling=hybrid") as running:
+            assert await running.ended() == 1
+            await running.logged("unidling: hybrid: not served by this version yet")
