@@ -8,8 +8,9 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import signal
 import time
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
 from contextlib import asynccontextmanager
 
 from userspace_proxy import __version__
@@ -17,14 +18,16 @@ from userspace_proxy.admin.health import health_server
 from userspace_proxy.admin.monitoring import metrics_server
 from userspace_proxy.admin.server import HttpServer
 from userspace_proxy.admin.service_health import ServiceHealthServers
-from userspace_proxy.core.config import Config
+from userspace_proxy.core.config import DEFAULTS, Config
 from userspace_proxy.core.config_addresses import NodeAddresses, check_addresses, node_addresses
 from userspace_proxy.core.config_file import as_mapping
-from userspace_proxy.core.errors import CleanUpFailed, ConfigError, ListenFailed, ServerFailed, leaves
+from userspace_proxy.core.config_validation import unserved_settings
+from userspace_proxy.core.errors import CleanUpFailed, ConfigError, ListenFailed, RedirectFailed, ServerFailed, leaves
 from userspace_proxy.core.health import ProxyHealth, ServiceKey, service_health_checks
-from userspace_proxy.core.model import Snapshot
+from userspace_proxy.core.model import IPFamily, ServicePortName, Snapshot
 from userspace_proxy.core.rules import Style
 from userspace_proxy.metrics import Metrics
+from userspace_proxy.node.capabilities import capability_warnings, effective_capabilities
 from userspace_proxy.node.setup import (
     ConntrackSettings,
     NodeSettings,
@@ -37,7 +40,7 @@ from userspace_proxy.node.systemd import READY, STOPPING, notify
 from userspace_proxy.node_proxy import NodeProxy, served_families
 from userspace_proxy.redirect import cleanup, conntrack
 from userspace_proxy.redirect.keeper import RuleKeeper
-from userspace_proxy.redirect.opening import BackendChoice, open_redirectors
+from userspace_proxy.redirect.opening import BackendChoice, Opened, open_redirectors
 from userspace_proxy.sources.config_file import end_when_updated, reloads
 from userspace_proxy.sources.connection import ApiConnection
 from userspace_proxy.sources.events import (
@@ -46,18 +49,20 @@ from userspace_proxy.sources.events import (
     ApiEvents,
     EventRecorder,
     ObjectReference,
+    node_port_unavailable,
     node_reference,
     server_failed,
     service_health_failed,
 )
 from userspace_proxy.sources.kubeconfig import Access, load_access
 from userspace_proxy.sources.kubernetes import KubernetesSettings, KubernetesSource
-from userspace_proxy.sources.this_node import node_name, wait_for_node
+from userspace_proxy.sources.this_node import ThisNode, node_name, wait_for_node
 
-SetVerbosity = Callable[[int], None]
+SetUpLogging = Callable[[int, str], None]
 
 _LAST_WORDS_S = 1.0
 _NODE_POLL_S = 0.25
+_OPEN_AGAIN_S = 5.0
 _IN_CLUSTER = ("KUBERNETES_SERVICE_HOST", "KUBERNETES_SERVICE_PORT")
 
 _log = logging.getLogger(__name__)
@@ -78,12 +83,12 @@ def init_only(config: Config) -> None:
 
 
 class Daemon:
-    """This node's proxy. `load_again` reads a changed configuration file, `set_verbosity` changes what is logged."""
+    """This node's proxy. `load_again` reads a changed configuration, `set_up_logging` is told verbosity and format."""
 
-    def __init__(self, config: Config, load_again: Callable[[], Config], set_verbosity: SetVerbosity) -> None:
+    def __init__(self, config: Config, load_again: Callable[[], Config], set_up_logging: SetUpLogging) -> None:
         self._config = config
         self._load_again = load_again
-        self._set_verbosity = set_verbosity
+        self._set_up_logging = set_up_logging
         self._name = node_name(config.document.hostname_override)
         own = config.document.userspace_proxy
         self._metrics = Metrics(
@@ -98,6 +103,11 @@ class Daemon:
         Raises ConfigError for what cannot work, ServerFailed for a server that must be there, and ConfigFileUpdated
         when the configuration file was written and changes are not taken up while running.
         """
+        if self._config.own.unidling == "hybrid":
+            raise ConfigError("not served by this version yet", where="unidling", subject="hybrid")
+        if unserved := unserved_settings(self._config.document, DEFAULTS):
+            _log.warning("without effect, as this version does not act upon them yet: %s", ", ".join(unserved))
+        asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, _log.info, "SIGHUP is ignored")
         steps = set_up_node(_node_settings(self._config))
         log_steps(steps)
         client = self._config.document.client_connection
@@ -148,14 +158,18 @@ class Daemon:
 
     async def _serve(self, connection: ApiConnection, source: KubernetesSource, events: EventRecorder) -> None:
         """Learn who this node is and what is wanted, and only then touch anything."""
-        node = await wait_for_node(connection, self._name)
+
+        def tell(name: ServicePortName, failure: ListenFailed) -> None:
+            regarding = ObjectReference("Service", name.service, name.namespace)
+            events.record(regarding, node_port_unavailable(self._name, str(name), str(failure)))
+
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(source.run())
             snapshot = await source.next_snapshot()
-            node = node or source.node
-            addresses = node_addresses(self._config.document.bind_address, node.ips if node else ())
-            async with self._keeper(addresses) as keeper:
-                self._node_proxy = NodeProxy(self._config, addresses, keeper, self._health, self._metrics)
+            node = await wait_for_node(connection, self._name) or source.node or ThisNode(self._name)
+            addresses = node_addresses(self._config.document.bind_address, node.ips)
+            async with self._keeper(addresses, node.pod_cidrs) as keeper:
+                self._node_proxy = NodeProxy(self._config, addresses, keeper, self._health, self._metrics, tell)
                 tasks.create_task(self._node_proxy.run())
                 await self._follow(source, snapshot, self._node_proxy, events)
 
@@ -177,20 +191,24 @@ class Daemon:
             await health_checks.close()
 
     @asynccontextmanager
-    async def _keeper(self, addresses: NodeAddresses) -> AsyncIterator[RuleKeeper]:
+    async def _keeper(self, addresses: NodeAddresses, pod_cidrs: Sequence[str]) -> AsyncIterator[RuleKeeper]:
         """Yield the keeper of this node's kernel rules. Raises ConfigError where the configuration does not fit."""
         config = self._config
         families = served_families(addresses)
-        report = check_addresses(config, addresses.primary_family, has_both_families=len(families) > 1)
-        for warning in filter(None, (addresses.warning, *report.warnings)):
-            _log.warning("%s", warning)
+        report = check_addresses(
+            config, addresses.primary_family, has_both_families=len(families) > 1, pod_cidrs=pod_cidrs
+        )
+        _warn(filter(None, (addresses.warning, *report.warnings)))
         if report.fatal:
             raise ConfigError("; ".join(report.fatal))
-        own = config.document.userspace_proxy
-        opened = await open_redirectors(BackendChoice(own.iptables_backend), families)
-        for warning in opened.warnings:
-            _log.warning("%s", warning)
-        keeper = RuleKeeper(opened.redirectors, style=Style(own.rule_style), conntrack=conntrack.available())
+        choice = BackendChoice(config.own.iptables_backend)
+        effective = effective_capabilities()
+        lacking = list(capability_warnings("nft" if choice is BackendChoice.AUTO else choice, effective))
+        _warn(lacking)
+        opened = await _open(choice, families)
+        keeper = RuleKeeper(opened.redirectors, style=Style(config.own.rule_style), conntrack=conntrack.available())
+        found = [text for name in keeper.backend_names for text in capability_warnings(name, effective)]
+        _warn([*opened.warnings, *(text for text in found if text not in lacking)])
         try:
             yield keeper
         finally:
@@ -212,11 +230,36 @@ class Daemon:
         async for reload in reloads(self._config, self._load_again):
             self._config = reload.config
             self._set_verbosity(reload.config.document.logging.verbosity)
+            self._metrics.reconfigure(
+                service_port_limit=self._config.own.metrics_port_limit,
+                with_endpoints=self._config.own.metrics_endpoints,
+            )
             if self._node_proxy is not None:
                 self._node_proxy.reconfigure(reload.config)
             _log.info("the configuration has changed: %s", ", ".join(reload.changes.applicable) or "nothing to take up")
             if reload.changes.needs_restart:
                 _log.warning("these changes need a restart: %s", ", ".join(reload.changes.needs_restart))
+
+    def _set_verbosity(self, verbosity: int) -> None:
+        self._set_up_logging(verbosity, self._config.document.logging.format)
+
+
+async def _open(choice: BackendChoice, families: tuple[IPFamily, ...]) -> Opened:
+    """Return the way into the kernel's rules, as soon as there is one. Raises ConfigError where there can be none."""
+    told = ""
+    while True:
+        try:
+            return await open_redirectors(choice, families)
+        except RedirectFailed as error:
+            if told != str(error):
+                told = str(error)
+                _log.error("kernel rules cannot be read: %s; trying again", told)
+        await asyncio.sleep(_OPEN_AGAIN_S)
+
+
+def _warn(texts: Iterable[str]) -> None:
+    for text in texts:
+        _log.warning("%s", text)
 
 
 def _access(config: Config) -> Access:

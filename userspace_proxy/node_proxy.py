@@ -3,26 +3,36 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from ipaddress import ip_address
+from itertools import zip_longest
 from types import MappingProxyType
 
 from userspace_proxy.core.config import Config
 from userspace_proxy.core.config_addresses import NodeAddresses, node_port_networks
+from userspace_proxy.core.errors import ListenFailed
 from userspace_proxy.core.health import ProxyHealth
-from userspace_proxy.core.model import IPFamily, ListenAddress, ServicePort, ServicePortName, Snapshot
+from userspace_proxy.core.model import IPFamily, ListenAddress, Scope, ServicePort, ServicePortName, Snapshot
 from userspace_proxy.core.plan import Listening
 from userspace_proxy.core.portals import WILDCARD, NodeFacts, Nodes, listen_addresses, proxy_ports
 from userspace_proxy.dataplane.settings import DataPlaneSettings
+from userspace_proxy.garbage import keep_out_of_collections
 from userspace_proxy.metrics import Metrics
 from userspace_proxy.node.addresses import local_addresses
 from userspace_proxy.proxy import Proxy
+from userspace_proxy.reconciler import Failures
 from userspace_proxy.redirect.keeper import RuleKeeper, SyncReport
 from userspace_proxy.sources.pace import RateLimit
 
+OnNodePortFailure = Callable[[ServicePortName, ListenFailed], None]
+
 _BURST = 2
+_RETRY_S = 5.0
+
+_log = logging.getLogger(__name__)
 
 
 def data_plane_settings(config: Config) -> DataPlaneSettings:
@@ -70,34 +80,44 @@ class NodeProxy:
     """
 
     def __init__(
-        self, config: Config, node: NodeAddresses, keeper: RuleKeeper, health: ProxyHealth, metrics: Metrics
+        self,
+        config: Config,
+        node: NodeAddresses,
+        keeper: RuleKeeper,
+        health: ProxyHealth,
+        metrics: Metrics,
+        on_node_port_failure: OnNodePortFailure = lambda name, failure: None,
     ) -> None:
         self._config = config
         self._node = node
         self._keeper = keeper
         self._health = health
         self._metrics = metrics
-        self._proxy = Proxy(data_plane_settings(config), redirect=self._redirect)
+        self._on_node_port_failure = on_node_port_failure
+        self._proxy = Proxy(data_plane_settings(config), redirect=self._redirect, on_failures=self._note_failures)
+        self._pace = _pace(config)
         self._nodes: Nodes = {}
         self._wanted: Snapshot | None = None
         self._placed: dict[ServicePortName, tuple[ServicePort, ServicePort]] = {}
         self._placed_for: Nodes = {}
+        self._failing: frozenset[ServicePortName] = frozenset()
         self._is_due = asyncio.Event()
         self._report = SyncReport()
 
     async def run(self) -> None:
         """Sync until cancelled."""
-        min_sync_period_s = self._config.document.iptables.min_sync_period
-        pace = RateLimit(1.0 / min_sync_period_s if min_sync_period_s else 0.0, _BURST)
         async with self._proxy, asyncio.TaskGroup() as tasks:
             self._metrics.read_counters = self._proxy.live_counters
             keeping: asyncio.Task[None] | None = None
             while True:
-                await pace.wait()  # before the change comes, so that it is applied at once when it does
-                await self._wait_until_due(self._config.document.iptables.sync_period)
-                if self._wanted is not None:
-                    await self._sync(self._wanted)
-                    keeping = keeping or tasks.create_task(self._keeper.run(self._config.document.iptables.sync_period))
+                await self._pace.wait()  # before the change comes, so that it is applied at once when it does
+                await self._wait_until_due(self._sync_period_s())
+                if self._wanted is None:
+                    continue
+                is_right = await self._try_sync(self._wanted)
+                if keeping is None and is_right:
+                    keep_out_of_collections()
+                    keeping = tasks.create_task(self._keeper.run(self._sync_period_s))
 
     def want(self, snapshot: Snapshot) -> None:
         """Bring everything to this snapshot soon."""
@@ -112,8 +132,13 @@ class NodeProxy:
     def reconfigure(self, config: Config) -> None:
         """Use what can change while it runs: time-outs and limits of the data path, periods, node port addresses."""
         self._config = config
+        self._pace = _pace(config)
+        self._health.reconfigure(self._sync_period_s())
         self._proxy.reconfigure(data_plane_settings(config))
         self._is_due.set()
+
+    def _sync_period_s(self) -> float:
+        return self._config.document.iptables.sync_period
 
     async def _wait_until_due(self, at_most_s: float) -> None:
         try:
@@ -123,22 +148,54 @@ class NodeProxy:
             pass
         self._is_due.clear()
 
+    async def _try_sync(self, snapshot: Snapshot) -> bool:
+        """Sync, and return whether all went well. Whatever went wrong is tried again soon."""
+        try:
+            await self._sync(snapshot)
+        except Exception:
+            _log.exception("a sync has failed; trying again")
+            is_right = False
+        else:
+            is_right = not self._report.failures
+        if not is_right:
+            self._metrics.failures.sync_errors_total.inc()
+            asyncio.get_running_loop().call_later(_RETRY_S, self._is_due.set)
+        return is_right
+
     async def _sync(self, snapshot: Snapshot) -> None:
         began = time.monotonic()
         local = [each.address for each in await local_addresses() if not each.is_link_local]
         self._nodes = node_facts(self._config, self._node, local)
-        await self._proxy.apply(self._place(snapshot), quiet=False)
+        placed = self._place(snapshot)
+        await asyncio.sleep(0)  # with thousands of services each step takes milliseconds: let others have a turn
+        await self._proxy.apply(placed)
         now = time.monotonic()
         for family in self._nodes:
-            if family not in self._report.failures:
+            if family not in self._report.failures and snapshot is self._wanted:
                 self._health.updated(family, now=now)
         if self._report.failures:
             self._metrics.kube_proxy.sync_proxy_rules_iptables_restore_failures_total.inc(len(self._report.failures))
         else:
             self._metrics.kube_proxy.synced(now - began, wall_now=time.time())
+        if snapshot is self._wanted:
+            self._metrics.kube_proxy.nothing_pending()
 
     async def _redirect(self, snapshot: Snapshot, bound: Mapping[Listening, ListenAddress]) -> None:
         self._report = await self._keeper.apply(snapshot.service_ports.values(), proxy_ports(bound), self._nodes)
+        self._metrics.failures.fail_now("rules", {name for name, _ in self._report.refused})
+        for table, count in self._report.rule_counts.items():
+            self._metrics.kube_proxy.programmed(table.value, count)
+
+    def _note_failures(self, failures: Failures) -> None:
+        """Count what cannot be listened on, and tell of node ports that another program has."""
+        self._metrics.failures.fail_now("listen", failures.keys())
+        fresh, self._failing = failures.keys() - self._failing, frozenset(failures)
+        for name in fresh:
+            wanted = self._placed.get(name)
+            for failure in failures[name] if wanted else ():
+                if wanted and wanted[0].node_port and failure.address.endswith(f":{wanted[0].node_port}"):
+                    self._on_node_port_failure(name, failure)
+                    break
 
     def _place(self, snapshot: Snapshot) -> Snapshot:
         """Return the snapshot with listen addresses; what has not changed stays the same object."""
@@ -153,11 +210,28 @@ class NodeProxy:
 
     def _count_changes(self, before: Snapshot, after: Snapshot) -> None:
         endpoints = services = 0
-        for name in before.service_ports.keys() | after.service_ports.keys():
-            old, new = before.service_ports.get(name), after.service_ports.get(name)
-            if old is new:
-                continue
+        for old, new in _changed(before, after):
             endpoints += old is None or new is None or old.endpoints != new.endpoints
             services += old is None or new is None or replace(old, endpoints=new.endpoints) != new
-        self._metrics.kube_proxy.sync_proxy_rules_endpoint_changes_total.inc(endpoints)
-        self._metrics.kube_proxy.sync_proxy_rules_service_changes_total.inc(services)
+        self._metrics.kube_proxy.changed(services=services, endpoints=endpoints)
+        local = [each for each in after.service_ports.values() if each.local_scopes]
+        for scope in Scope:
+            lacking = {each.name.service_name for each in local if each.lacks_local_endpoints(scope)}
+            self._metrics.kube_proxy.sync_proxy_rules_no_local_endpoints_total.labels(scope.value).set(len(lacking))
+
+
+def _changed(before: Snapshot, after: Snapshot) -> Iterator[tuple[ServicePort | None, ServicePort | None]]:
+    """Yield what each service port that differs was and is."""
+    old, new = before.service_ports, after.service_ports
+    # What did not change is mostly the same object at the same place, which is far cheaper to see than to look up.
+    pairs = [pair for pair in zip_longest(old.values(), new.values()) if pair[0] is not pair[1]]
+    names = dict.fromkeys(each.name for pair in pairs for each in pair if each is not None)
+    for name in names:
+        was, is_now = old.get(name), new.get(name)
+        if was is not is_now:
+            yield was, is_now
+
+
+def _pace(config: Config) -> RateLimit:
+    min_sync_period_s = config.document.iptables.min_sync_period
+    return RateLimit(1.0 / min_sync_period_s if min_sync_period_s else 0.0, _BURST)

@@ -12,7 +12,7 @@ from userspace_proxy.core.counters import Counters, LiveCounters
 from userspace_proxy.core.model import Endpoint, ListenAddress, ServicePortName, Snapshot
 from userspace_proxy.dataplane.plane import DataPlane
 from userspace_proxy.dataplane.settings import DataPlaneSettings
-from userspace_proxy.reconciler import EndpointFilter, Failures, Reconciler, Redirect
+from userspace_proxy.reconciler import EndpointFilter, Failures, OnFailures, Reconciler, Redirect
 
 
 class Proxy:
@@ -23,7 +23,8 @@ class Proxy:
 
     `balancer` makes the balancer of each service port and address family. `endpoint_filter` may drop endpoints before
     they are used. `on_dial_failure` is told of each endpoint that could not be reached. `redirect` leads traffic from
-    elsewhere to the listeners, after new ones were opened and before old ones are closed. On leaving, listeners close
+    elsewhere to the listeners, after new ones were opened and before old ones are closed. `on_failures` is told of what
+    cannot be listened on, whenever something was tried. On leaving, listeners close
     at once, and open connections get `drain_timeout_s` seconds to end by themselves.
     """
 
@@ -35,6 +36,7 @@ class Proxy:
         endpoint_filter: EndpointFilter | None = None,
         on_dial_failure: Callable[[ServicePortName, Endpoint], None] = lambda name, endpoint: None,
         redirect: Redirect | None = None,
+        on_failures: OnFailures = lambda failures: None,
         drain_timeout_s: float = 0.0,
     ) -> None:
         self._settings = settings or DataPlaneSettings()
@@ -42,6 +44,7 @@ class Proxy:
         self._endpoint_filter = endpoint_filter
         self._on_dial_failure = on_dial_failure
         self._redirect = redirect
+        self._on_failures = on_failures
         self._drain_timeout_s = drain_timeout_s
         self._tasks = asyncio.TaskGroup()
         self._has_entered = False
@@ -51,7 +54,7 @@ class Proxy:
             raise RuntimeError("a Proxy is entered once; make another one")
         self._has_entered = True
         self._plane = DataPlane(self._settings, make_balancer=self._balancer, on_dial_failure=self._on_dial_failure)
-        self._reconciler = Reconciler(self._plane, self._endpoint_filter, self._redirect)
+        self._reconciler = Reconciler(self._plane, self._endpoint_filter, self._redirect, self._on_failures)
         await self._tasks.__aenter__()
         self._retries = self._tasks.create_task(self._reconciler.retry_forever())
         return self

@@ -22,6 +22,9 @@ before anything that is not is closed. Must not raise."""
 
 Failures = Mapping[ServicePortName, tuple[ListenFailed, ...]]
 
+OnFailures = Callable[[Failures], None]
+"""Told of all that cannot be listened on, whenever something was tried."""
+
 _RETRY_S = 1.0
 
 _log = logging.getLogger(__name__)
@@ -31,11 +34,16 @@ class Reconciler:
     """Holds the snapshot that runs and the one that is wanted."""
 
     def __init__(
-        self, plane: DataPlane, endpoint_filter: EndpointFilter | None = None, redirect: Redirect | None = None
+        self,
+        plane: DataPlane,
+        endpoint_filter: EndpointFilter | None = None,
+        redirect: Redirect | None = None,
+        on_failures: OnFailures = lambda failures: None,
     ) -> None:
         self._plane = plane
         self._endpoint_filter = endpoint_filter
         self._redirect = redirect
+        self._on_failures = on_failures
         self._running = Snapshot()
         self._desired = Snapshot()
         self._bound: dict[Listening, ListenAddress] = {}
@@ -102,6 +110,7 @@ class Reconciler:
         known, self._failures = self._failures, dict(applied.failures)
         if not quiet:
             self._log_changes(plan, before, known)
+        self._on_failures(MappingProxyType(self._failures))
 
     def _log_changes(self, plan: Plan, before: Snapshot, known: Failures) -> None:
         for name, failures in self._failures.items():

@@ -6,52 +6,15 @@ import asyncio
 import contextlib
 import os
 import random
-import signal
 import socket
-import sys
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
-PROGRAM = [sys.executable, "-m", "userspace_proxy"]
-PATIENCE_S = 10.0
-
-
-@dataclass
-class Running:
-    """A `local` process that has printed its table."""
-
-    process: asyncio.subprocess.Process
-    table: str
-    log: list[str] = field(default_factory=list)
-    _new_line: asyncio.Event = field(default_factory=asyncio.Event)
-
-    async def stop(self, number: int = signal.SIGTERM) -> int:
-        """Send a signal and return the exit code."""
-        self.process.send_signal(number)
-        async with asyncio.timeout(PATIENCE_S):
-            return await self.process.wait()
-
-    async def logged(self, text: str) -> str:
-        """Return the first log line that contains the text, as soon as there is one."""
-        async with asyncio.timeout(PATIENCE_S):
-            while True:
-                for line in self.log:
-                    if text in line:
-                        return line
-                self._new_line.clear()
-                await self._new_line.wait()
-
-    async def read_log(self) -> None:
-        """Collect what the process writes to stderr, until it ends."""
-        assert self.process.stderr is not None
-        async for line in self.process.stderr:
-            self.log.append(line.decode())
-            self._new_line.set()
-
+from tests.support.processes import PATIENCE_S, PROGRAM, Running
 
 RunLocal = Callable[..., AbstractAsyncContextManager[Running]]
 
@@ -81,7 +44,7 @@ def local() -> RunLocal:
                 table = (await process.stdout.readuntil(b"\n\n")).decode()
         except asyncio.IncompleteReadError as error:
             pytest.fail(f"it did not start: {error.partial!r}{(await process.stderr.read()).decode()}")
-        running = Running(process, table)
+        running = Running(process, table=table)
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(running.read_log())
             try:

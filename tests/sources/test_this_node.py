@@ -57,6 +57,13 @@ def test_a_node_that_is_being_deleted_is_not_eligible() -> None:
     assert not observe(msgspec.convert(each, Node)).is_eligible
 
 
+def test_the_networks_of_its_pods_are_known_where_it_has_some() -> None:
+    each = node("this", "192.0.2.1")
+    assert observe(msgspec.convert(each, Node)).pod_cidrs == ()
+    each["spec"]["podCIDRs"] = ["10.244.1.0/24", "fd00:244::/64"]
+    assert observe(msgspec.convert(each, Node)).pod_cidrs == ("10.244.1.0/24", "fd00:244::/64")
+
+
 async def test_a_node_is_waited_for_with_doubling_pauses(api: ApiServer) -> None:
     sleeps = Sleeps(api, appears_after=3)
     async with ApiConnection(Access(api.url), qps=0) as connection:

@@ -54,3 +54,12 @@ async def test_a_refused_address_is_asked_for_again_with_each_apply() -> None:
         assert (await reconciler.apply(snapshot, quiet=True)).keys() == {WEB}
     assert [plan.open for plan in plane.plans] == [(refused,), (refused,)]
     assert reconciler.addresses(WEB) == ()
+
+
+async def test_failures_are_told_whenever_something_was_tried() -> None:
+    told: list[set[ServicePortName]] = []
+    reconciler = Reconciler(NotingPlane(), on_failures=lambda failures: told.append(set(failures)))  # type: ignore[arg-type]
+    refused, fine = (ServicePort(WEB, 80, (GOOD,), listen=(ListenAddress("127.0.0.1", port),)) for port in (1, 2))
+    await reconciler.apply(Snapshot.of(refused), quiet=True)
+    await reconciler.apply(Snapshot.of(fine), quiet=True)
+    assert told == [{WEB}, set()]

@@ -11,7 +11,7 @@ from userspace_proxy import __version__
 from userspace_proxy.cli import PROGRAM
 from userspace_proxy.cli.flag_help import render
 from userspace_proxy.cli.load import load_config
-from userspace_proxy.cli.logs import LogFormat, set_up_logging
+from userspace_proxy.cli.logs import set_up_logging
 from userspace_proxy.cli.pflag import parse
 from userspace_proxy.cli.running import run_until_stopped
 from userspace_proxy.core.config import Action, Config
@@ -34,7 +34,7 @@ def daemon(arguments: Sequence[str], commands: Mapping[str, str]) -> None:
         print(f"{PROGRAM} {__version__}")
         return
     config = load_config(arguments)
-    set_up_logging(config.document.logging.verbosity, "json" if config.document.logging.format == "json" else "text")
+    _set_up_logging(config.document.logging.verbosity, config.document.logging.format)
     for warning in config.warnings:
         _log.warning(warning)
     if config.action is Action.WRITE_CONFIG:
@@ -63,6 +63,8 @@ def run_daemon(config: Config, load_again: Callable[[], Config]) -> None:
         case Action.INIT_ONLY:
             init_only(config)
         case _:
-            log_format: LogFormat = "json" if config.document.logging.format == "json" else "text"
-            daemon = Daemon(config, load_again, lambda verbosity: set_up_logging(verbosity, log_format))
-            run_until_stopped(daemon.run())
+            run_until_stopped(Daemon(config, load_again, _set_up_logging).run())
+
+
+def _set_up_logging(verbosity: int, log_format: str) -> None:
+    set_up_logging(verbosity, "json" if log_format == "json" else "text")

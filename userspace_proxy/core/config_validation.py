@@ -10,7 +10,15 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final
 
-from userspace_proxy.core.config import KIND, Conntrack, IPTables, KubeProxyConfiguration, OwnSettings
+from userspace_proxy.core.config import (
+    KIND,
+    OWN_KEY,
+    Conntrack,
+    IPTables,
+    KubeProxyConfiguration,
+    OwnSettings,
+    wire_name,
+)
 from userspace_proxy.core.durations import Duration
 from userspace_proxy.core.host_ports import (
     PRIMARY,
@@ -31,6 +39,16 @@ OTHER_MODES: Final = {
 _POSITIVE = "must be greater than 0"
 _NOT_NEGATIVE = "must be greater than or equal to 0"
 _LOCAL_MODES = ("ClusterCIDR", "NodeCIDR", "BridgeInterface", "InterfaceNamePrefix", "")
+_UNSERVED = (
+    "listen_backlog",
+    "max_connections",
+    "max_connections_per_service_port",
+    "tcp_idle_timeout",
+    "unidling",
+    "unidling_hold_timeout",
+    "unidling_max_connections",
+    "workers",
+)
 _MAX_BACKLOG = 2**16 - 1
 
 
@@ -83,6 +101,15 @@ def problems(document: KubeProxyConfiguration) -> Iterator[Problem]:
     if document.logging.format not in ("text", "json"):
         yield Problem("logging.format", "logging.format", document.logging.format, "Unsupported log format")
     yield from _own(document.userspace_proxy)
+
+
+def unserved_settings(document: KubeProxyConfiguration, defaults: KubeProxyConfiguration) -> list[str]:
+    """Return the paths of settings of our own that were changed, while this version does not act upon them yet."""
+    own, usual = document.userspace_proxy, defaults.userspace_proxy
+    changed = [name for name in _UNSERVED if getattr(own, name) != getattr(usual, name)]
+    if own.unidling == "off":  # which is what there is
+        changed = [name for name in changed if name != "unidling"]
+    return [f"{OWN_KEY}.{wire_name(name)}" for name in changed]
 
 
 def unused_settings(document: KubeProxyConfiguration, defaults: KubeProxyConfiguration) -> list[str]:

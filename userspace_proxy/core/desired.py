@@ -12,7 +12,7 @@ from types import MappingProxyType
 from typing import TypeVar, cast
 
 from userspace_proxy.core.endpoints import Merged, NodeFacts, PortKey, Skip, choose, merge_slices, merge_subsets
-from userspace_proxy.core.model import ServicePort, ServicePortName, Snapshot
+from userspace_proxy.core.model import Scope, ServicePort, ServicePortName, Snapshot
 from userspace_proxy.core.objects import (
     HEADLESS_LABEL,
     SERVICE_NAME_LABEL,
@@ -176,12 +176,15 @@ class DesiredState:
         merged = self._merge(service.key, [(port.name.port, port.protocol.value) for port in ports], skip)
         is_local = service.spec.internal_traffic_policy == "Local"
         is_local_outside = service.spec.external_traffic_policy == "Local"
+        policies = {Scope.INTERNAL: is_local, Scope.EXTERNAL: is_local_outside}
+        scopes = frozenset(scope for scope, is_set in policies.items() if is_set and self._node.name)
         for port in ports:
             known = merged[port.name.port, port.protocol.value]
             outside = None
             if self._node.name and is_local_outside != is_local:
                 outside = choose(known, self._node, only_local=is_local_outside)
-            yield replace(port, endpoints=choose(known, self._node, only_local=is_local), external_endpoints=outside)
+            inside = choose(known, self._node, only_local=is_local)
+            yield replace(port, endpoints=inside, external_endpoints=outside, local_scopes=scopes)
 
     def _merge(self, key: ObjectKey, wanted: Iterable[PortKey], skip: Skip) -> dict[PortKey, Merged]:
         """Return the endpoints of a service: from its slices when it has any, though they be empty, else Endpoints."""

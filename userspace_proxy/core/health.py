@@ -31,8 +31,12 @@ class ProxyHealth:
 
     def __init__(self, sync_period_s: float) -> None:
         self.is_node_eligible: bool | None = None
-        self._limit_s = 2 * sync_period_s
+        self.reconfigure(sync_period_s)
         self._families: dict[IPFamily, _Family] = {}
+
+    def reconfigure(self, sync_period_s: float) -> None:
+        """Let changes wait for two of these periods from now on."""
+        self._limit_s = 2 * sync_period_s
 
     def queued(self, family: IPFamily, *, now: float) -> None:
         """A change has arrived that is not applied yet."""

@@ -153,6 +153,7 @@ class ServicePort:
     `endpoints` are those to use for traffic from inside the cluster, in any order, without duplicates. For traffic
     from outside (node ports, external and load-balancer addresses) `external_endpoints` count where they differ,
     which is where a traffic policy is `Local`.
+    `local_scopes` names the traffic for which only endpoints of this node count, by a policy `Local`.
     `session_affinity_s` is the idle time-out of client-IP affinity in seconds; None means no affinity.
     `listen` says where the data path accepts connections for it; each address is a listener of its own.
     """
@@ -169,10 +170,18 @@ class ServicePort:
     load_balancer_source_ranges: tuple[IPNetwork, ...] = ()
     node_port: int = 0
     health_check_node_port: int = 0
+    local_scopes: frozenset[Scope] = frozenset()
 
     @property
     def protocol(self) -> L4Protocol:
         return self.name.protocol
+
+    def lacks_local_endpoints(self, scope: Scope) -> bool:
+        """Tell whether traffic of this scope is for endpoints of this node alone, and there are none."""
+        if scope not in self.local_scopes:
+            return False
+        is_outside = scope is Scope.EXTERNAL and self.external_endpoints is not None
+        return not (self.external_endpoints if is_outside else self.endpoints)
 
 
 _NOTHING: Mapping[ServicePortName, ServicePort] = MappingProxyType({})

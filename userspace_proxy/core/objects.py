@@ -206,6 +206,7 @@ class Taint(_Wire, frozen=True):
 
 
 class NodeSpec(_Wire, frozen=True):
+    pod_cidrs: tuple[str, ...] | None = field(default=None, name="podCIDRs")
     taints: tuple[Taint, ...] | None = None
 
 

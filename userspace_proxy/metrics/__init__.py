@@ -15,6 +15,7 @@ from userspace_proxy.metrics.kube_proxy import (
     register_build,
 )
 from userspace_proxy.metrics.process import ProcessMetrics
+from userspace_proxy.metrics.syncing import SyncFailureMetrics
 from userspace_proxy.metrics.traffic import traffic_pieces
 
 __all__ = ["CONTENT_TYPE", "SERVICE_PORT_LIMIT", "Metrics"]
@@ -41,10 +42,16 @@ class Metrics:
         self.registry = CollectorRegistry()
         self.kube_proxy = KubeProxyMetrics(self.registry)
         self.rest_client = RestClientMetrics(self.registry)
+        self.failures = SyncFailureMetrics(self.registry)
         register_build(self.registry, version)
         self._sli_registry = CollectorRegistry()
         self.health_checks = HealthCheckMetrics(self._sli_registry)
         self._process = ProcessMetrics()
+        self._service_port_limit = service_port_limit
+        self._with_endpoints = with_endpoints
+
+    def reconfigure(self, *, service_port_limit: int, with_endpoints: bool) -> None:
+        """Use another limit for series of service ports from now on, and series of endpoints or none."""
         self._service_port_limit = service_port_limit
         self._with_endpoints = with_endpoints
 

@@ -73,6 +73,22 @@ class KubeProxyMetrics:
         self.sync_proxy_rules_duration_seconds.observe(duration_s)
         self.sync_proxy_rules_last_timestamp_seconds.set(wall_now)
 
+    def changed(self, *, services: int, endpoints: int) -> None:
+        """So many service ports, and endpoints of service ports, have changed, which is to be applied."""
+        self.sync_proxy_rules_service_changes_total.inc(services)
+        self.sync_proxy_rules_service_changes_pending.inc(services)
+        self.sync_proxy_rules_endpoint_changes_total.inc(endpoints)
+        self.sync_proxy_rules_endpoint_changes_pending.inc(endpoints)
+
+    def nothing_pending(self) -> None:
+        """All changes are applied."""
+        self.sync_proxy_rules_service_changes_pending.set(0)
+        self.sync_proxy_rules_endpoint_changes_pending.set(0)
+
+    def programmed(self, table: str, rules: int) -> None:
+        """There are so many rules of ours in a table."""
+        self.sync_proxy_rules_iptables_total.labels(table).set(rules)
+
 
 class RestClientMetrics:
     """What requests to the API server cost, under the names of Kubernetes' own client."""

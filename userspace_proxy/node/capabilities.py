@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import enum
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
-
-RuleBackend = Literal["nft", "legacy", "libiptc", "none"]
 
 
 class Capability(enum.IntEnum):
@@ -19,7 +16,7 @@ class Capability(enum.IntEnum):
     CAP_NET_RAW = 13
 
 
-_NEEDED: dict[RuleBackend, tuple[Capability, ...]] = {
+_NEEDED: dict[str, tuple[Capability, ...]] = {
     "nft": (Capability.CAP_NET_ADMIN,),
     "legacy": (Capability.CAP_NET_ADMIN, Capability.CAP_NET_RAW),
     "libiptc": (Capability.CAP_NET_ADMIN, Capability.CAP_NET_RAW),
@@ -45,10 +42,21 @@ def effective_capabilities(proc: Path = Path("/proc")) -> frozenset[Capability]:
     return frozenset(each for each in Capability if mask >> each & 1)
 
 
-def missing_capabilities(backend: RuleBackend, effective: Collection[Capability]) -> Missing:
-    """Return what is missing for this backend."""
+def missing_capabilities(backend: str, effective: Collection[Capability]) -> Missing:
+    """Return what is missing for a backend: nft, legacy, libiptc or none."""
     wanted = (Capability.CAP_NET_BIND_SERVICE,)
     return Missing(
         tuple(each for each in _NEEDED[backend] if each not in effective),
         tuple(each for each in wanted if each not in effective),
     )
+
+
+def capability_warnings(backend: str, effective: Collection[Capability]) -> Iterator[str]:
+    """Yield what people should be told about missing capabilities, one warning each."""
+    missing = missing_capabilities(backend, effective)
+    if missing.needed:
+        names = " and ".join(each.name for each in missing.needed)
+        yield f"this process lacks {names}, without which no kernel rules can be set ({backend})"
+    if missing.wanted:
+        names = " and ".join(each.name for each in missing.wanted)
+        yield f"this process lacks {names}: service ports below 1024 at addresses of this node cannot be held"

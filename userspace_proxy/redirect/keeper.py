@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+from collections import Counter
 from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
@@ -12,7 +13,7 @@ from types import MappingProxyType
 from userspace_proxy.core.errors import RedirectFailed
 from userspace_proxy.core.model import IPFamily, ServicePort, ServicePortName
 from userspace_proxy.core.portals import NodeFacts, ProxyPorts, proxy_port_keys
-from userspace_proxy.core.rule import Rule
+from userspace_proxy.core.rule import Rule, Table
 from userspace_proxy.core.rules import RuleSet, Style, is_unenforced, rules_of
 from userspace_proxy.garbage import collections_put_off
 from userspace_proxy.redirect.cleanup import of_any_mode, of_iptables_mode, other_ways_in, remove
@@ -29,29 +30,38 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class SyncReport:
-    """How a sync went. `failures` are families without new rules; `refused` are service ports without rules."""
+    """How a sync went. `failures` are families without new rules; `refused` are service ports without rules.
+
+    `rule_counts` are the rules that are wanted in each table, of all families together.
+    """
 
     failures: Mapping[IPFamily, RedirectFailed] = field(default_factory=lambda: MappingProxyType({}))
     refused: Mapping[tuple[ServicePortName, IPFamily], str] = field(default_factory=lambda: MappingProxyType({}))
     was_written: bool = False
+    rule_counts: Mapping[Table, int] = field(default_factory=lambda: MappingProxyType({}))
 
     @property
     def is_complete(self) -> bool:
         return not self.failures and not self.refused
 
 
+_Rendered = tuple[ServicePort, tuple[int | None, ...], tuple[Rule, ...]]
+
+
 class Rendering:
-    """The rules of one family, rendered anew only for service ports that changed."""
+    """The rules of one family, rendered anew only for service ports that changed. `counts` has how many, by table."""
 
     def __init__(self, style: Style) -> None:
+        self.counts: Counter[Table] = Counter()
         self._style = style
         self._node: NodeFacts | None = None
-        self._known: dict[ServicePortName, tuple[ServicePort, tuple[int | None, ...], tuple[Rule, ...]]] = {}
+        self._known: dict[ServicePortName, _Rendered] = {}
 
     async def rules(self, service_ports: Iterable[ServicePort], ports: ProxyPorts, node: NodeFacts) -> RuleSet:
         """Return the rules of these service ports. Lets others have the event loop between portions."""
         if node != self._node:
             self._node, self._known = node, {}
+            self.counts.clear()
         known, self._known = self._known, {}
         unenforced = []
         work = 0
@@ -61,7 +71,9 @@ class Rendering:
             entry = known.get(name)
             work += 1
             if entry is None or entry[1] != numbers or (entry[0] is not service_port and entry[0] != service_port):
+                self._uncount(entry)
                 entry = (service_port, numbers, rules_of(service_port, ports, node, self._style))
+                self.counts.update(rule.chain.table for rule in entry[2])
                 work += _COST_OF_RENDERING
             self._known[name] = entry
             if is_unenforced(service_port):
@@ -69,8 +81,19 @@ class Rendering:
             if work > _WORK_AT_ONCE:
                 work = 0
                 await asyncio.sleep(0)
+        for name in known.keys() - self._known.keys():
+            self._uncount(known[name])
         rules = {name: entry[2] for name, entry in self._known.items() if entry[2]}
         return RuleSet(node.family, MappingProxyType(rules), tuple(unenforced))
+
+    def _uncount(self, entry: _Rendered | None) -> None:
+        if entry is not None:
+            self.counts.subtract(rule.chain.table for rule in entry[2])
+
+    def clear(self) -> None:
+        """Forget all rules: this family is not served."""
+        self._node, self._known = None, {}
+        self.counts.clear()
 
 
 class RuleKeeper:
@@ -114,6 +137,7 @@ class RuleKeeper:
             self._nodes = nodes
             family = redirector.family
             if family not in nodes:
+                self._renderings[family].clear()
                 return await redirector.replace(RuleSet(family))
             rules = await self._renderings[family].rules(service_ports, ports, nodes[family])
             for name in rules.unenforced:
@@ -130,12 +154,17 @@ class RuleKeeper:
             with collections_put_off():
                 return await self._sync(Redirector.repair)
 
-    async def run(self, sync_period_s: float = 30.0) -> None:
+    @property
+    def backend_names(self) -> frozenset[str]:
+        """The ways into the kernel that are in use."""
+        return frozenset(redirector.backend_name for redirector in self._redirectors.values())
+
+    async def run(self, sync_period_s: Callable[[], float] = lambda: 30.0) -> None:
         """Check whenever somebody else changed rules, and at least every `sync_period_s` seconds, until cancelled."""
         loop = asyncio.get_running_loop()
         while True:
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(sync_period_s):
+                async with asyncio.timeout(sync_period_s()):
                     await self._watch.changed()
             began = loop.time()
             if (await self.check()).was_written:
@@ -168,7 +197,8 @@ class RuleKeeper:
         self._last_failures = {family: str(error) for family, error in failures.items()}
         if not failures and self._redirectors:
             await self._remove_leftovers()
-        return SyncReport(failures, refused, was_written)
+        counts = {table: sum(each.counts[table] for each in self._renderings.values()) for table in Table}
+        return SyncReport(failures, refused, was_written, MappingProxyType(counts))
 
     def _warn(self, outcome: Outcome, family: IPFamily) -> None:
         for match in sorted(outcome.lacking):

@@ -76,6 +76,12 @@ def service_health_failed(node_name: str, service: str, port: int, why: str) -> 
     return Occurrence("FailedToStartServiceHealthcheck", "Listen", "Warning", note)
 
 
+def node_port_unavailable(node_name: str, service_port: str, why: str) -> Occurrence:
+    """Return what is told of a service whose node port another program has."""
+    note = f"node {node_name} does not serve the node port of {service_port}: {why}; trying again"
+    return Occurrence("NodePortUnavailable", "Listen", "Warning", note)
+
+
 def node_reference(name: str) -> ObjectReference:
     """Return the reference to a node. `kubectl describe node` finds events by the name in the place of the UID."""
     return ObjectReference("Node", name, uid=name)

@@ -29,11 +29,15 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class ThisNode:
-    """The node as last heard of. `ips` are its IP addresses, one of each family at most, the preferred one first."""
+    """The node as last heard of. `ips` are its IP addresses, one of each family at most, the preferred one first.
+
+    `pod_cidrs` are the networks of its pods, where the cluster gives it some.
+    """
 
     name: str
     ips: tuple[str, ...] = ()
     zone: str = ""
+    pod_cidrs: tuple[str, ...] = ()
     is_deleted: bool = False
     is_to_be_deleted: bool = False
 
@@ -67,6 +71,7 @@ def observe(node: Node) -> ThisNode:
         node.metadata.name or "",
         ips=_first_of_each_family(_addresses(node)),
         zone=node.label(ZONE_LABEL) or "",
+        pod_cidrs=node.spec.pod_cidrs or (),
         is_deleted=node.metadata.deletion_timestamp is not None,
         is_to_be_deleted=any(taint.key == TO_BE_DELETED_TAINT for taint in node.spec.taints or ()),
     )

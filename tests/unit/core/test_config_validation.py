@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from userspace_proxy.core.config import DEFAULTS, with_field
-from userspace_proxy.core.config_validation import problems, unused_settings
+from userspace_proxy.core.config_validation import problems, unserved_settings, unused_settings
 from userspace_proxy.core.durations import Duration
 
 OK_CIDR = "(e.g. 10.100.0.0/16 or fde4:8dba:82e1::/48)"
@@ -191,3 +191,13 @@ def test_what_was_set_for_other_modes_is_found() -> None:
         "ipvs",
     ]
     assert unused_settings(DEFAULTS, DEFAULTS) == []
+
+
+def test_settings_that_nothing_acts_upon_yet_are_known() -> None:
+    document = DEFAULTS
+    for path, value in {"workers": 2, "unidling": "off", "dialLadder": (Duration(1),), "listenBacklog": 1}.items():
+        document = with_field(document, f"userspaceProxy.{path}", value)
+    assert unserved_settings(document, DEFAULTS) == ["userspaceProxy.listenBacklog", "userspaceProxy.workers"]
+    hybrid = with_field(document, "userspaceProxy.unidling", "hybrid")
+    assert "userspaceProxy.unidling" in unserved_settings(hybrid, DEFAULTS)
+    assert unserved_settings(DEFAULTS, DEFAULTS) == []

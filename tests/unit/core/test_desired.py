@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from userspace_proxy.core.desired import DesiredState, Notice
 from userspace_proxy.core.endpoints import NodeFacts
-from userspace_proxy.core.model import ServicePort, ServicePortName
+from userspace_proxy.core.model import Scope, ServicePort, ServicePortName
 from userspace_proxy.core.objects import Endpoints, EndpointSlice, KubernetesObject, Service
 
 from .kubernetes_objects import HTTP, endpoint, endpoints_of, service, slice_of
@@ -158,6 +158,25 @@ def test_policies_part_inside_from_outside_traffic() -> None:
     port = web(state_of(service(internalTrafficPolicy="Local", externalTrafficPolicy="Local"), both, node=here))
     assert [each.address for each in port.endpoints] == ["10.0.0.1"]
     assert port.external_endpoints is None
+
+
+@pytest.mark.parametrize(
+    ("policies", "lacking"),
+    [
+        ({}, set()),
+        ({"internalTrafficPolicy": "Local"}, {Scope.INTERNAL}),
+        ({"externalTrafficPolicy": "Local"}, {Scope.EXTERNAL}),
+        ({"internalTrafficPolicy": "Local", "externalTrafficPolicy": "Local"}, set(Scope)),
+    ],
+)
+def test_traffic_that_must_stay_here_without_endpoints_here_is_known(
+    policies: dict[str, str], lacking: set[Scope]
+) -> None:
+    there = slice_of("web", endpoint("10.0.0.2", node="there"))
+    port = web(state_of(service(**policies), there, node=NodeFacts("here")))
+    assert {scope for scope in Scope if port.lacks_local_endpoints(scope)} == lacking
+    port = web(state_of(service(**policies), there, node=NodeFacts("there")))
+    assert not any(port.lacks_local_endpoints(scope) for scope in Scope)
 
 
 def test_policies_do_not_apply_until_the_node_is_known() -> None:

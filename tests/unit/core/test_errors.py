@@ -2,7 +2,19 @@
 
 from __future__ import annotations
 
-from userspace_proxy.core.errors import ConfigError, ListenFailed, PortsRefused
+import pickle
+
+from userspace_proxy.core.errors import (
+    CleanUpFailed,
+    ConfigError,
+    KernelRefused,
+    ListenFailed,
+    PortsRefused,
+    RedirectFailed,
+    RuleNotUnderstood,
+    ServerFailed,
+    leaves,
+)
 from userspace_proxy.core.model import L4Protocol, ServicePortName
 
 WEB = ServicePortName("shop", "web", "http")
@@ -42,3 +54,37 @@ def test_no_options_are_offered_where_no_other_port_would_help() -> None:
         "1 service port cannot be served:",
         "  shop/web:http (TCP) on 10.0.0.9:80: cannot assign requested address",
     ]
+
+
+def test_a_failed_clean_up_gives_all_reasons_after_kube_proxys_words() -> None:
+    failed = CleanUpFailed(
+        [RedirectFailed("iptables-restore", "no permission\n"), RedirectFailed("ip6tables-save", "")]
+    )
+    assert str(failed) == (
+        "encountered an error while tearing down rules: iptables-restore: no permission; "
+        "ip6tables-save: failed without a word"
+    )
+
+
+def test_errors_of_rules_come_through_from_another_process() -> None:
+    for error in (
+        RedirectFailed("save", "x"),
+        KernelRefused("restore", "y"),
+        RuleNotUnderstood("restore", "z", "-A KUBE-X"),
+    ):
+        again = pickle.loads(pickle.dumps(error))
+        assert type(again) is type(error)
+        assert vars(again) == vars(error)
+
+
+def test_a_failed_server_names_itself_and_the_cause() -> None:
+    cause = ListenFailed("0.0.0.0:10256", "address already in use", "EADDRINUSE")
+    assert str(ServerFailed("health server", "FailedToStart", cause)) == (
+        "health server failed: cannot listen on 0.0.0.0:10256: address already in use"
+    )
+
+
+def test_the_leaves_of_an_error_are_found_at_any_depth() -> None:
+    one, two = ValueError("one"), KeyError("two")
+    assert leaves(ExceptionGroup("", [ExceptionGroup("", [one]), two])) == [one, two]
+    assert leaves(one) == [one]

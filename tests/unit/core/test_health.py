@@ -163,3 +163,11 @@ def test_a_service_wants_traffic_where_it_has_endpoints_and_the_proxy_works(
         "localEndpoints": local_endpoints,
         "serviceProxyHealthy": is_proxy_healthy,
     }
+
+
+def test_another_sync_period_counts_at_once() -> None:
+    health = ProxyHealth(10.0)
+    health.queued(IPFamily.IPV4, now=0.0)
+    assert not health.is_healthy(now=20.0)
+    health.reconfigure(30.0)
+    assert health.is_healthy(now=20.0)

@@ -82,3 +82,20 @@ def test_only_what_a_socket_can_take_is_an_address(
             kind(address, port)
     for address, port in (("::1", lowest_port), ("fe80::1%lo", 80), ("127.0.0.1", 65535)):
         assert kind(address, port).address == address
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "excludes"),
+    [
+        (("10.0.0.1", 80), ("10.0.0.1", 80), True),
+        (("0.0.0.0", 80), ("10.0.0.1", 80), True),
+        (("10.0.0.1", 80), ("0.0.0.0", 80), True),
+        (("10.0.0.1", 80), ("10.0.0.2", 80), False),
+        (("10.0.0.1", 80), ("10.0.0.1", 81), False),
+        (("::", 80), ("10.0.0.1", 80), False),
+    ],
+)
+def test_a_wildcard_has_all_addresses_of_its_family(
+    one: tuple[str, int], other: tuple[str, int], excludes: bool
+) -> None:
+    assert ListenAddress(*one).excludes(ListenAddress(*other)) is excludes

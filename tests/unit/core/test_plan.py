@@ -63,3 +63,10 @@ def test_the_other_protocol_and_free_ports_claim_nothing() -> None:
     plan = diff(Snapshot.of(*old), Snapshot.of(*new))
     assert plan.release == ()
     assert len(plan.close) == len(plan.open) == 2
+
+
+def test_a_plan_makes_before_it_breaks() -> None:
+    old, new = service("a", address(1), address(2)), service("b", address(1), address(3))
+    plan = diff(Snapshot.of(old), Snapshot.of(new))
+    assert plan.making == Plan(release=plan.release, update=(new,), open=plan.open)
+    assert plan.breaking == Plan(close=((old.name, address(2)),), remove=(old.name,))

@@ -250,3 +250,31 @@ def test_an_old_kernels_descriptors_are_counted_in_pieces(tmp_path: Path, monkey
 
 def test_without_proc_there_are_no_process_metrics(tmp_path: Path) -> None:
     assert not list(process.ProcessMetrics(tmp_path).pieces())
+
+
+def test_failures_are_counted_once_for_as_long_as_they_last() -> None:
+    metrics = Metrics("1.2.3")
+    for failing in ({WEB}, {WEB, DNS}, {DNS}, {WEB, DNS}):
+        metrics.failures.fail_now("listen", failing)
+    found = parsed(metrics.pieces())
+    assert samples(found["userspace_proxy_failing_service_ports"]) == {("listen",): 2, ("rules",): 0}
+    assert samples(found["userspace_proxy_service_port_failures_total"]) == {("listen",): 3, ("rules",): 0}
+
+
+def test_a_changed_limit_counts_at_the_next_exposition() -> None:
+    metrics = filled(LiveCounters((web(), dns())), with_endpoints=True)
+    metrics.reconfigure(service_port_limit=1, with_endpoints=False)
+    found = parsed(metrics.pieces())
+    assert len(found["userspace_proxy_service_port_connections_total"].samples) == 1
+    assert "userspace_proxy_endpoint_connections_total" not in found
+
+
+def test_changes_are_pending_until_they_are_applied() -> None:
+    metrics = Metrics("1.2.3")
+    metrics.kube_proxy.changed(services=2, endpoints=3)
+    metrics.kube_proxy.changed(services=1, endpoints=0)
+    name = "kubeproxy_sync_proxy_rules_service_changes"
+    assert samples(parsed(metrics.pieces())[f"{name}_pending"]) == {(): 3}
+    metrics.kube_proxy.nothing_pending()
+    found = parsed(metrics.pieces())
+    assert (samples(found[f"{name}_pending"]), samples(found[f"{name}_total"])) == ({(): 0}, {(): 3})

@@ -13,7 +13,7 @@ from userspace_proxy.node.addresses import LocalAddress, local_addresses
 from userspace_proxy.node.capabilities import (
     Capability,
     Missing,
-    RuleBackend,
+    capability_warnings,
     effective_capabilities,
     missing_capabilities,
 )
@@ -51,8 +51,16 @@ def test_where_the_kernel_tells_nothing_nothing_is_assumed(tmp_path: Path) -> No
         ("none", {BIND}, Missing()),
     ],
 )
-def test_each_backend_names_what_it_lacks(backend: RuleBackend, has: set[Capability], missing: Missing) -> None:
+def test_each_backend_names_what_it_lacks(backend: str, has: set[Capability], missing: Missing) -> None:
     assert missing_capabilities(backend, has) == missing
+
+
+def test_what_is_missing_is_said_with_what_it_means() -> None:
+    assert list(capability_warnings("legacy", set())) == [
+        "this process lacks CAP_NET_ADMIN and CAP_NET_RAW, without which no kernel rules can be set (legacy)",
+        "this process lacks CAP_NET_BIND_SERVICE: service ports below 1024 at addresses of this node cannot be held",
+    ]
+    assert list(capability_warnings("nft", {ADMIN, BIND})) == []
 
 
 @pytest.mark.parametrize("kind", ["path", "abstract"])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections import Counter
 from collections.abc import Collection, Sequence
 from dataclasses import replace
 from ipaddress import ip_network
@@ -11,15 +12,17 @@ from ipaddress import ip_network
 import pytest
 
 from tests.support import golden
+from tests.support.announcing import Announcing
 from userspace_proxy.core.errors import RedirectFailed
 from userspace_proxy.core.model import IPFamily, ServicePort
 from userspace_proxy.core.portals import NodeFacts, ProxyPortKey
+from userspace_proxy.core.rule import OWN_CHAINS, Table
 from userspace_proxy.core.rules import Style, render
 from userspace_proxy.redirect.backend import FakeBackend
 from userspace_proxy.redirect.conntrack import UdpFlows
 from userspace_proxy.redirect.keeper import Rendering, RuleKeeper
 from userspace_proxy.redirect.redirector import Redirector
-from userspace_proxy.redirect.tables import TableChange, Tables
+from userspace_proxy.redirect.tables import Tables
 
 SERVICES = golden.service_ports()
 PORTS = golden.proxy_ports()
@@ -53,6 +56,12 @@ def keeper(*backends: FakeBackend, conntrack: FakeConntrack | None = None) -> Ru
 
 def rules_in(backend: FakeBackend) -> set[str]:
     return {line for chains in backend.tables.values() for lines in chains.values() for line in lines}
+
+
+def rules_in_chains(backends: Sequence[FakeBackend], table: Table) -> list[str]:
+    """Return the rules in chains of ours."""
+    chains = [each.tables[table.value].get(chain.value, []) for each in backends for chain in OWN_CHAINS[table]]
+    return [line for lines in chains for line in lines]
 
 
 async def test_a_family_that_fails_stops_no_other_and_is_told_once(caplog: pytest.LogCaptureFixture) -> None:
@@ -134,18 +143,6 @@ async def test_a_family_without_node_address_has_empty_chains() -> None:
     assert backend.tables["nat"]["KUBE-PORTALS-HOST"] == []
 
 
-class Announcing(FakeBackend):
-    """Tells when it has been written to."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.written = asyncio.Event()
-
-    async def write(self, changes: Sequence[TableChange]) -> None:
-        await super().write(changes)
-        self.written.set()
-
-
 @pytest.mark.parametrize(("is_seen", "sync_period_s"), [(True, 30), (False, 0.02)])
 async def test_changes_by_others_are_put_right_when_seen_and_else_at_the_next_period(
     monkeypatch: pytest.MonkeyPatch, is_seen: bool, sync_period_s: float
@@ -159,7 +156,7 @@ async def test_changes_by_others_are_put_right_when_seen_and_else_at_the_next_pe
     backend.written.clear()
 
     async with asyncio.TaskGroup() as tasks:
-        running = tasks.create_task(kept.run(sync_period_s))
+        running = tasks.create_task(kept.run(lambda: sync_period_s))
         async with asyncio.timeout(5):
             await backend.written.wait()
         running.cancel()
@@ -177,8 +174,23 @@ async def test_only_what_changed_is_rendered_anew() -> None:
 
     assert [name for name in after.rules if after.rules[name] is not before.rules[name]] == [SERVICES[0].name]
     assert dict(after.rules) == dict(render(changed, PORTS, golden.NODE).rules)
+    assert rendering.counts == Counter(rule.chain.table for rule in after)
+    assert rendering.counts[Table.NAT]
     moved = await rendering.rules(changed, PORTS, NodeFacts("192.168.77.99"))
+    assert rendering.counts == Counter(rule.chain.table for rule in moved)
     assert dict(moved.rules) == dict(render(changed, PORTS, NodeFacts("192.168.77.99")).rules)
     key = ProxyPortKey(SERVICES[1].name, IPFamily.IPV4)
     other_port = await rendering.rules(changed, {**PORTS, key: 1234}, golden.NODE)
     assert any("1234" in rule.text for rule in other_port.rules[SERVICES[1].name])
+    await rendering.rules([], PORTS, golden.NODE)
+    assert not any(rendering.counts.values())
+
+
+async def test_a_report_counts_the_rules_of_all_families() -> None:
+    backends = FakeBackend(), FakeBackend(IPFamily.IPV6)
+    kept = keeper(*backends)
+    report = await kept.apply(SERVICES, PORTS, NODES)
+    assert dict(report.rule_counts) == {table: len(rules_in_chains(backends, table)) for table in Table}
+    report = await kept.apply(SERVICES, PORTS, {IPFamily.IPV4: golden.NODE})
+    assert report.rule_counts[Table.NAT] == len(rules_in_chains(backends[:1], Table.NAT))
+    await kept.close()

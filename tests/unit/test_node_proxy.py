@@ -1,0 +1,77 @@
+"""The node's proxy with a kernel in memory: it goes on whatever fails, and says what it cannot do."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import pytest
+
+from tests.support.announcing import Announcing
+from userspace_proxy import node_proxy
+from userspace_proxy.core.config import Config
+from userspace_proxy.core.config_addresses import NodeAddresses
+from userspace_proxy.core.health import ProxyHealth
+from userspace_proxy.core.model import Endpoint, IPFamily, ServicePort, ServicePortName, Snapshot
+from userspace_proxy.metrics import Metrics
+from userspace_proxy.node.addresses import LocalAddress
+from userspace_proxy.node_proxy import NodeProxy
+from userspace_proxy.redirect.keeper import RuleKeeper
+from userspace_proxy.redirect.redirector import Redirector
+
+NODE = NodeAddresses(IPFamily.IPV4, {IPFamily.IPV4: "127.0.0.1", IPFamily.IPV6: "::1"})
+WEB = ServicePort(ServicePortName("shop", "web"), 80, (Endpoint("127.0.0.1", 1),), cluster_ips=("10.96.0.1",))
+
+
+class Rig:
+    """A proxy and what can be seen of it."""
+
+    def __init__(self) -> None:
+        self.backend = Announcing()
+        self.health = ProxyHealth(30.0)
+        self.metrics = Metrics("0")
+        keeper = RuleKeeper([Redirector(self.backend)], keeps_other_modes=True)
+        self.proxy = NodeProxy(Config(), NODE, keeper, self.health, self.metrics)
+
+    def sample(self, name: str) -> float:
+        lines = "".join(self.metrics.pieces()).splitlines()
+        return next(float(line.rpartition(" ")[2]) for line in lines if line.startswith(f"{name} "))
+
+
+@asynccontextmanager
+async def running() -> AsyncIterator[Rig]:
+    rig = Rig()
+    async with asyncio.TaskGroup() as tasks:
+        task = tasks.create_task(rig.proxy.run())
+        yield rig
+        task.cancel()
+
+
+async def test_a_first_sync_that_fails_is_tried_again(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    answers: list[Exception] = [OSError("no netlink today"), ValueError("a fault of ours")]
+
+    async def addresses() -> tuple[LocalAddress, ...]:
+        if answers:
+            raise answers.pop(0)
+        return (LocalAddress("127.0.0.1", 8, "lo"),)
+
+    monkeypatch.setattr(node_proxy, "local_addresses", addresses)
+    monkeypatch.setattr(node_proxy, "_RETRY_S", 0.01)
+    async with running() as rig:
+        rig.proxy.want(Snapshot.of(WEB))
+        async with asyncio.timeout(5):
+            await rig.backend.written.wait()
+    assert [record.message for record in caplog.records].count("a sync has failed; trying again") == 2
+    assert rig.sample("userspace_proxy_sync_errors_total") == 2
+    assert any("10.96.0.1/32" in line for line in rig.backend.tables["nat"]["KUBE-PORTALS-CONTAINER"])
+
+
+async def test_nothing_is_written_before_something_is_wanted() -> None:
+    async with running() as rig:
+        await asyncio.sleep(0)
+        assert not rig.backend.written.is_set()
+        assert rig.health.is_healthy(now=time.monotonic())
