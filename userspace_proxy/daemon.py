@@ -184,7 +184,7 @@ class Daemon:
         health_checks = ServiceHealthServers(lambda: self._health.is_healthy(now=time.monotonic()), on_failure=tell)
         try:
             while True:
-                node_proxy.want(snapshot)
+                node_proxy.want(snapshot, source.take_trigger_times())
                 await health_checks.apply(service_health_checks(snapshot))
                 snapshot = await source.next_snapshot()
         finally:

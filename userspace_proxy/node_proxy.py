@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from ipaddress import ip_address
 from itertools import zip_longest
@@ -97,11 +97,13 @@ class NodeProxy:
         self._pace = _pace(config)
         self._nodes: Nodes = {}
         self._wanted: Snapshot | None = None
+        self._wanted_at = 0.0
         self._placed: dict[ServicePortName, tuple[ServicePort, ServicePort]] = {}
         self._placed_for: Nodes = {}
         self._failing: frozenset[ServicePortName] = frozenset()
         self._is_due = asyncio.Event()
         self._report = SyncReport()
+        self._triggered_at: list[float] = []
 
     async def run(self) -> None:
         """Sync until cancelled."""
@@ -118,9 +120,10 @@ class NodeProxy:
                     keep_out_of_collections()
                     keeping = tasks.create_task(self._keeper.run(self._sync_period_s))
 
-    def want(self, snapshot: Snapshot) -> None:
-        """Bring everything to this snapshot soon."""
-        now = time.monotonic()
+    def want(self, snapshot: Snapshot, triggered_at: Iterable[float] = ()) -> None:
+        """Bring everything to this snapshot soon. `triggered_at` is when pods changed, in seconds since the epoch."""
+        self._triggered_at += triggered_at
+        self._wanted_at = now = time.monotonic()
         for family in self._nodes or (self._node.primary_family,):
             self._health.queued(family, now=now)
         self._count_changes(self._wanted or Snapshot(), snapshot)
@@ -163,21 +166,30 @@ class NodeProxy:
 
     async def _sync(self, snapshot: Snapshot) -> None:
         began = time.monotonic()
+        triggered_at, self._triggered_at = self._triggered_at, []
         local = [each.address for each in await local_addresses() if not each.is_link_local]
         self._nodes = node_facts(self._config, self._node, local)
         placed = self._place(snapshot)
         await asyncio.sleep(0)  # with thousands of services each step takes milliseconds: let others have a turn
         await self._proxy.apply(placed)
-        now = time.monotonic()
-        for family in self._nodes:
-            if family not in self._report.failures and snapshot is self._wanted:
-                self._health.updated(family, now=now)
+        self._note_sync(snapshot, began, triggered_at)
+
+    def _note_sync(self, snapshot: Snapshot, began: float, triggered_at: list[float]) -> None:
+        now, wall_now, counted = time.monotonic(), time.time(), self._metrics.kube_proxy
+        is_latest = snapshot is self._wanted
+        for family in self._nodes.keys() - self._report.failures.keys():
+            self._health.updated(family, now=now)
+            if not is_latest:
+                self._health.queued(family, now=self._wanted_at)
+        if is_latest:
+            counted.nothing_pending()
         if self._report.failures:
-            self._metrics.kube_proxy.sync_proxy_rules_iptables_restore_failures_total.inc(len(self._report.failures))
-        else:
-            self._metrics.kube_proxy.synced(now - began, wall_now=time.time())
-        if snapshot is self._wanted:
-            self._metrics.kube_proxy.nothing_pending()
+            self._triggered_at += triggered_at
+            counted.sync_proxy_rules_iptables_restore_failures_total.inc(len(self._report.failures))
+            return
+        counted.synced(now - began, wall_now=wall_now)
+        for moment in triggered_at:
+            counted.network_programming_duration_seconds.observe(max(0.0, wall_now - moment))
 
     async def _redirect(self, snapshot: Snapshot, bound: Mapping[Listening, ListenAddress]) -> None:
         self._report = await self._keeper.apply(snapshot.service_ports.values(), proxy_ports(bound), self._nodes)
