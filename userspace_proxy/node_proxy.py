@@ -103,6 +103,7 @@ class NodeProxy:
         self._failing: frozenset[ServicePortName] = frozenset()
         self._is_due = asyncio.Event()
         self._report = SyncReport()
+        self._has_applied = False
         self._triggered_at: list[float] = []
 
     async def run(self) -> None:
@@ -115,8 +116,8 @@ class NodeProxy:
                 await self._wait_until_due(self._sync_period_s())
                 if self._wanted is None:
                     continue
-                is_right = await self._try_sync(self._wanted)
-                if keeping is None and is_right:
+                await self._try_sync(self._wanted)
+                if keeping is None and self._has_applied:
                     keep_out_of_collections()
                     keeping = tasks.create_task(self._keeper.run(self._sync_period_s))
 
@@ -150,19 +151,16 @@ class NodeProxy:
             pass
         self._is_due.clear()
 
-    async def _try_sync(self, snapshot: Snapshot) -> bool:
-        """Sync, and return whether all went well. Whatever went wrong is tried again soon."""
+    async def _try_sync(self, snapshot: Snapshot) -> None:
+        """Sync. Whatever goes wrong is counted, and tried again soon."""
         try:
             await self._sync(snapshot)
+            if not self._report.failures:
+                return
         except Exception:
             _log.exception("a sync has failed; trying again")
-            is_right = False
-        else:
-            is_right = not self._report.failures
-        if not is_right:
-            self._metrics.failures.sync_errors_total.inc()
-            asyncio.get_running_loop().call_later(_RETRY_S, self._is_due.set)
-        return is_right
+        self._metrics.failures.sync_errors_total.inc()
+        asyncio.get_running_loop().call_later(_RETRY_S, self._is_due.set)
 
     async def _sync(self, snapshot: Snapshot) -> None:
         began = time.monotonic()
@@ -193,6 +191,7 @@ class NodeProxy:
 
     async def _redirect(self, snapshot: Snapshot, bound: Mapping[Listening, ListenAddress]) -> None:
         self._report = await self._keeper.apply(snapshot.service_ports.values(), proxy_ports(bound), self._nodes)
+        self._has_applied = True  # before, the keeper would take an empty set of rules for what is wanted
         self._metrics.failures.fail_now("rules", {name for name, _ in self._report.refused})
         for table, count in self._report.rule_counts.items():
             self._metrics.kube_proxy.programmed(table.value, count)

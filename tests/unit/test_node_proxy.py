@@ -89,7 +89,7 @@ async def test_a_change_that_comes_during_a_sync_waits_since_it_came(monkeypatch
         rig.proxy.want(Snapshot.of(WEB), [time.time() - 3])
         async with asyncio.timeout(5):
             await rig.backend.written.wait()
-            while not rig.sample("kubeproxy_sync_proxy_rules_duration_seconds_count"):
+            while not rig.sample("kubeproxy_sync_proxy_rules_duration_seconds_count"):  # noqa: ASYNC110 - it tells nobody
                 await asyncio.sleep(0)
         now = time.monotonic()
         assert rig.health.is_healthy(now=now)
