@@ -60,7 +60,7 @@ from userspace_proxy.sources.this_node import ThisNode, node_name, wait_for_node
 
 SetUpLogging = Callable[[int, str], None]
 
-_LAST_WORDS_S = 1.0
+_LAST_WORDS_S = 3.0
 _NODE_POLL_S = 0.25
 _OPEN_AGAIN_S = 5.0
 _IN_CLUSTER = ("KUBERNETES_SERVICE_HOST", "KUBERNETES_SERVICE_PORT")
@@ -168,6 +168,7 @@ class Daemon:
             snapshot = await source.next_snapshot()
             node = await wait_for_node(connection, self._name) or source.node or ThisNode(self._name)
             addresses = node_addresses(self._config.document.bind_address, node.ips)
+            self._health.queued(addresses.primary_family, now=time.monotonic())
             async with self._keeper(addresses, node.pod_cidrs) as keeper:
                 self._node_proxy = NodeProxy(self._config, addresses, keeper, self._health, self._metrics, tell)
                 tasks.create_task(self._node_proxy.run())
@@ -184,7 +185,7 @@ class Daemon:
         health_checks = ServiceHealthServers(lambda: self._health.is_healthy(now=time.monotonic()), on_failure=tell)
         try:
             while True:
-                node_proxy.want(snapshot)
+                node_proxy.want(snapshot, source.take_trigger_times())
                 await health_checks.apply(service_health_checks(snapshot))
                 snapshot = await source.next_snapshot()
         finally:

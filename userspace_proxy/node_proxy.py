@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from ipaddress import ip_address
 from itertools import zip_longest
@@ -98,11 +98,14 @@ class NodeProxy:
         self._pace = _pace(config)
         self._nodes: Nodes = {}
         self._wanted: Snapshot | None = None
+        self._wanted_at = 0.0
         self._placed: dict[ServicePortName, tuple[ServicePort, ServicePort]] = {}
         self._placed_for: Nodes = {}
         self._failing: frozenset[ServicePortName] = frozenset()
         self._is_due = asyncio.Event()
         self._report = SyncReport()
+        self._has_applied = False
+        self._triggered_at: list[float] = []
 
     async def run(self) -> None:
         """Sync until cancelled."""
@@ -114,14 +117,15 @@ class NodeProxy:
                 await self._wait_until_due(self._sync_period_s())
                 if self._wanted is None:
                     continue
-                is_right = await self._try_sync(self._wanted)
-                if keeping is None and is_right:
+                await self._try_sync(self._wanted)
+                if keeping is None and self._has_applied:
                     keep_out_of_collections()
                     keeping = tasks.create_task(self._keeper.run(self._sync_period_s))
 
-    def want(self, snapshot: Snapshot) -> None:
-        """Bring everything to this snapshot soon."""
-        now = time.monotonic()
+    def want(self, snapshot: Snapshot, triggered_at: Iterable[float] = ()) -> None:
+        """Bring everything to this snapshot soon. `triggered_at` is when pods changed, in seconds since the epoch."""
+        self._triggered_at += triggered_at
+        self._wanted_at = now = time.monotonic()
         for family in self._nodes or (self._node.primary_family,):
             self._health.queued(family, now=now)
         self._count_changes(self._wanted or Snapshot(), snapshot)
@@ -148,40 +152,47 @@ class NodeProxy:
             pass
         self._is_due.clear()
 
-    async def _try_sync(self, snapshot: Snapshot) -> bool:
-        """Sync, and return whether all went well. Whatever went wrong is tried again soon."""
+    async def _try_sync(self, snapshot: Snapshot) -> None:
+        """Sync. Whatever goes wrong is counted, and tried again soon."""
         try:
             await self._sync(snapshot)
+            if not self._report.failures:
+                return
         except Exception:
             _log.exception("a sync has failed; trying again")
-            is_right = False
-        else:
-            is_right = not self._report.failures
-        if not is_right:
-            self._metrics.failures.sync_errors_total.inc()
-            asyncio.get_running_loop().call_later(_RETRY_S, self._is_due.set)
-        return is_right
+        self._metrics.failures.sync_errors_total.inc()
+        asyncio.get_running_loop().call_later(_RETRY_S, self._is_due.set)
 
     async def _sync(self, snapshot: Snapshot) -> None:
         began = time.monotonic()
+        triggered_at, self._triggered_at = self._triggered_at, []
         local = [each.address for each in await local_addresses() if not each.is_link_local]
         self._nodes = node_facts(self._config, self._node, local)
         placed = self._place(snapshot)
         await asyncio.sleep(0)  # with thousands of services each step takes milliseconds: let others have a turn
         await self._proxy.apply(placed)
-        now = time.monotonic()
-        for family in self._nodes:
-            if family not in self._report.failures and snapshot is self._wanted:
-                self._health.updated(family, now=now)
+        self._note_sync(snapshot, began, triggered_at)
+
+    def _note_sync(self, snapshot: Snapshot, began: float, triggered_at: list[float]) -> None:
+        now, wall_now, counted = time.monotonic(), time.time(), self._metrics.kube_proxy
+        is_latest = snapshot is self._wanted
+        for family in self._nodes.keys() - self._report.failures.keys():
+            self._health.updated(family, now=now)
+            if not is_latest:
+                self._health.queued(family, now=self._wanted_at)
+        if is_latest:
+            counted.nothing_pending()
         if self._report.failures:
-            self._metrics.kube_proxy.sync_proxy_rules_iptables_restore_failures_total.inc(len(self._report.failures))
-        else:
-            self._metrics.kube_proxy.synced(now - began, wall_now=time.time())
-        if snapshot is self._wanted:
-            self._metrics.kube_proxy.nothing_pending()
+            self._triggered_at += triggered_at
+            counted.sync_proxy_rules_iptables_restore_failures_total.inc(len(self._report.failures))
+            return
+        counted.synced(now - began, wall_now=wall_now)
+        for moment in triggered_at:
+            counted.network_programming_duration_seconds.observe(max(0.0, wall_now - moment))
 
     async def _redirect(self, snapshot: Snapshot, bound: Mapping[Listening, ListenAddress]) -> None:
         self._report = await self._keeper.apply(snapshot.service_ports.values(), proxy_ports(bound), self._nodes)
+        self._has_applied = True  # before, the keeper would take an empty set of rules for what is wanted
         self._metrics.failures.fail_now("rules", {name for name, _ in self._report.refused})
         for table, count in self._report.rule_counts.items():
             self._metrics.kube_proxy.programmed(table.value, count)

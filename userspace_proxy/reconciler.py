@@ -75,8 +75,12 @@ class Reconciler:
         while True:
             await asyncio.sleep(_RETRY_S)
             async with self._lock:
-                if self._failures:
+                if not self._failures:
+                    continue
+                try:
                     await self._reconcile(quiet=False)
+                except Exception:
+                    _log.exception("what had failed before has failed otherwise now; trying again")
 
     async def stop(self) -> None:
         """Wait until what is being applied stands, and let nothing more be applied."""

@@ -7,6 +7,7 @@ import re
 import signal
 import socket
 import time
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
@@ -32,6 +33,7 @@ from tests.netns.daemon import (
 )
 from tests.netns.topology import Topology
 from userspace_proxy.core.model import L4Protocol
+from userspace_proxy.core.objects import TRIGGER_TIME_ANNOTATION
 from userspace_proxy.redirect.opening import BackendChoice
 
 TCP = L4Protocol.TCP
@@ -83,6 +85,12 @@ async def test_what_operators_can_ask(topology: Topology, tmp_path: Path) -> Non
             assert await sample(f'{name}{{traffic_policy="internal"}}') == 1
             assert await sample(f'{name}{{traffic_policy="external"}}') == 0
             assert await sample("userspace_proxy_connections_total") >= 1
+            changed = slice_of("web", V4.pods[0], nodes=("other",))
+            moment = datetime.fromtimestamp(time.time(), UTC).isoformat()
+            changed["metadata"]["annotations"] = {TRIGGER_TIME_ANNOTATION: moment}
+            api.put(changed)
+            name = "kubeproxy_network_programming_duration_seconds_count"
+            await until(lambda: _is_metric(name, 1), "the time from pod to rules is not measured")
             await api.until(lambda: bool(api.posted))
             assert [(each["reason"], each["regarding"]["name"]) for each in api.posted] == [("Starting", NODE_NAME)]
             daemon.process.send_signal(signal.SIGHUP)

@@ -125,14 +125,16 @@ async def test_missing_capabilities_are_named(
     topology: Topology, tmp_path: Path, variant: str, capabilities: list[str], missing: str
 ) -> None:
     async with api_server(*OBJECTS) as api:
-        async with Daemon(api, tmp_path, variant).running(prefix=restricted(*capabilities)) as daemon:
+        async with Daemon(api, tmp_path, variant).running(
+            "--iptables-sync-period=1s", prefix=restricted(*capabilities)
+        ) as daemon:
             assert missing in await daemon.logged("this process lacks")
             assert "WARNING" in await daemon.logged("this process lacks")
             if capabilities == ["net_admin"]:
                 await answered(topology.pods[0], V4.cluster_ip, 80, "p1", "p2")
             else:
                 await daemon.logged("trying again")
-                assert (await get(f"{HEALTH}/livez"))[0] == 200
+                await until(lambda: _answers(f"{HEALTH}/livez", 503), "healthy without any rules")
 
 
 async def test_systemd_is_told(topology: Topology, tmp_path: Path) -> None:

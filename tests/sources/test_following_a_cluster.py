@@ -7,7 +7,10 @@ import itertools
 import logging
 import random
 import re
+import time
 from dataclasses import replace
+from datetime import UTC, datetime
+from typing import Any
 
 import pytest
 
@@ -60,6 +63,25 @@ async def test_changes_follow_one_another(api: ApiServer) -> None:
         await followed.until_endpoints("default/web")
         api.delete("services", "web")
         await followed.until_services()
+
+
+async def test_each_change_that_was_triggered_since_the_start_is_told_once(api: ApiServer) -> None:
+    def triggered(moment: float, *addresses: str) -> dict[str, Any]:
+        each = endpoint_slice("web", *addresses)
+        text = datetime.fromtimestamp(moment, UTC).isoformat()
+        each["metadata"]["annotations"] = {"endpoints.kubernetes.io/last-change-trigger-time": text}
+        return each
+
+    now = time.time()
+    api.put(service("web"))
+    api.put(triggered(now - 3600, "10.1.0.1"))
+    async with following(api) as followed:
+        await followed.until_endpoints("default/web", "10.1.0.1:8080")
+        assert followed.source.take_trigger_times() == ()
+        api.put(triggered(now + 60, "10.1.0.2"))
+        await followed.until_endpoints("default/web", "10.1.0.2:8080")
+        assert followed.source.take_trigger_times() == (pytest.approx(now + 60, abs=0.001),)
+        assert followed.source.take_trigger_times() == ()
 
 
 async def test_the_server_leaves_out_what_other_proxies_serve_and_what_is_headless(api: ApiServer) -> None:
@@ -407,11 +429,11 @@ async def test_a_handler_that_fails_once_leads_to_a_new_list_and_is_counted(
     class FailsOnce(DesiredState):
         remaining = 1
 
-        def upsert(self, each: KubernetesObject) -> None:
+        def upsert(self, each: KubernetesObject) -> bool:
             if isinstance(each, EndpointSlice) and followed.source.has_synced and self.remaining:
                 self.remaining -= 1
                 raise RuntimeError("only once")
-            super().upsert(each)
+            return super().upsert(each)
 
     api.put(service("web"))
     async with following(api, desired=FailsOnce()) as followed:

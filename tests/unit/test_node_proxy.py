@@ -6,6 +6,7 @@ import asyncio
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 
 import pytest
 
@@ -75,3 +76,24 @@ async def test_nothing_is_written_before_something_is_wanted() -> None:
         await asyncio.sleep(0)
         assert not rig.backend.written.is_set()
         assert rig.health.is_healthy(now=time.monotonic())
+
+
+async def test_a_change_that_comes_during_a_sync_waits_since_it_came(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def addresses() -> tuple[LocalAddress, ...]:
+        if not rig.backend.written.is_set():  # the first sync is under way
+            rig.proxy.want(Snapshot.of(replace(WEB, port=81)))
+        return (LocalAddress("127.0.0.1", 8, "lo"),)
+
+    monkeypatch.setattr(node_proxy, "local_addresses", addresses)
+    async with running() as rig:
+        rig.proxy.want(Snapshot.of(WEB), [time.time() - 3])
+        async with asyncio.timeout(5):
+            await rig.backend.written.wait()
+            while not rig.sample("kubeproxy_sync_proxy_rules_duration_seconds_count"):  # noqa: ASYNC110 - it tells nobody
+                await asyncio.sleep(0)
+        now = time.monotonic()
+        assert rig.health.is_healthy(now=now)
+        if rig.sample("kubeproxy_sync_proxy_rules_duration_seconds_count") == 1:
+            assert not rig.health.is_healthy(now=now + 61)
+    assert rig.sample("kubeproxy_network_programming_duration_seconds_count") == 1
+    assert rig.sample("kubeproxy_network_programming_duration_seconds_sum") >= 3

@@ -72,14 +72,16 @@ class DesiredState:
         for each in listed.values():
             self.upsert(each)
 
-    def upsert(self, each: KubernetesObject) -> None:
-        """Add an object, or put it in the place of its namesake."""
+    def upsert(self, each: KubernetesObject) -> bool:
+        """Add an object, or put it in the place of its namesake. Return whether it is new, or other than that one."""
         if each.label(SERVICE_PROXY_NAME_LABEL) is not None or each.label(HEADLESS_LABEL) is not None:
             self.delete(type(each), *each.key)
         elif self._objects[type(each)].get(each.key) != each:
             self.delete(type(each), *each.key)
             self._objects[type(each)][each.key] = each
             self._link(each)
+            return True
+        return False
 
     def delete(self, kind: type[KubernetesObject], namespace: str, name: str) -> None:
         """Forget an object. One that is not known is no error."""

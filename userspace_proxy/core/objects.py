@@ -8,6 +8,7 @@ The same structs are read from the API's JSON (`msgspec.json.Decoder(Service)`) 
 
 from __future__ import annotations
 
+from datetime import datetime
 from typing import NamedTuple
 
 from msgspec import Struct, field
@@ -15,6 +16,7 @@ from msgspec import Struct, field
 SERVICE_NAME_LABEL = "kubernetes.io/service-name"
 SERVICE_PROXY_NAME_LABEL = "service.kubernetes.io/service-proxy-name"
 HEADLESS_LABEL = "service.kubernetes.io/headless"
+TRIGGER_TIME_ANNOTATION = "endpoints.kubernetes.io/last-change-trigger-time"
 
 
 class ObjectKey(NamedTuple):
@@ -225,3 +227,12 @@ class Node(_Object, frozen=True):
 
 
 KubernetesObject = Service | EndpointSlice | Endpoints
+
+
+def triggered_at(each: KubernetesObject) -> float | None:
+    """Return when the change of pods was made that an object follows, in seconds since the epoch; None if not known."""
+    text = (each.metadata.annotations or {}).get(TRIGGER_TIME_ANNOTATION)
+    try:
+        return datetime.fromisoformat(text).timestamp() if text else None
+    except (ValueError, OverflowError):
+        return None

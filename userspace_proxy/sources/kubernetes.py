@@ -19,7 +19,7 @@ from userspace_proxy.core.desired import DesiredState
 from userspace_proxy.core.endpoints import NodeFacts
 from userspace_proxy.core.errors import ApiRefused
 from userspace_proxy.core.model import Snapshot
-from userspace_proxy.core.objects import Endpoints, EndpointSlice, KubernetesObject, Node, Service
+from userspace_proxy.core.objects import Endpoints, EndpointSlice, KubernetesObject, Node, Service, triggered_at
 from userspace_proxy.garbage import keep_out_of_collections
 from userspace_proxy.sources.connection import ApiConnection
 from userspace_proxy.sources.pace import Clock, Pace, Sleep
@@ -80,6 +80,8 @@ class KubernetesSource:
         self._handed_out: Snapshot | None = None
         self._node: ThisNode | None = None
         self._settled = 0
+        self._started_at = time.time()
+        self._triggered_at: list[float] = []
         self.build_errors = 0
         if self._settings.node_name:
             self._desired.set_node(NodeFacts(self._settings.node_name))
@@ -130,6 +132,15 @@ class KubernetesSource:
             if snapshot is not self._handed_out:
                 self._handed_out = snapshot
                 return snapshot
+            self._triggered_at.clear()
+
+    def take_trigger_times(self) -> tuple[float, ...]:
+        """Return when pods changed in ways that the last snapshot tells of first, in seconds since the epoch.
+
+        What changed before this source was made does not count. Source: kube-proxy.
+        """
+        times, self._triggered_at = self._triggered_at, []
+        return tuple(times)
 
     async def _settle(self) -> None:
         """Work out what has changed, a service at a time. One that fails never stops another."""
@@ -173,7 +184,10 @@ class KubernetesSource:
         if isinstance(each, Node):
             self._observe(observe(each))
         else:
-            self._desired.upsert(each)
+            if self._desired.upsert(each):
+                moment = triggered_at(each)
+                if moment is not None and moment > self._started_at:
+                    self._triggered_at.append(moment)
             self._wake()
 
     def delete(self, kind: type[KubernetesObject | Node], namespace: str, name: str) -> None:

@@ -7,7 +7,16 @@ import json
 import msgspec
 import pytest
 
-from userspace_proxy.core.objects import Endpoints, EndpointSlice, Node, ObjectKey, Service
+from userspace_proxy.core.objects import (
+    TRIGGER_TIME_ANNOTATION,
+    Endpoints,
+    EndpointSlice,
+    Node,
+    ObjectKey,
+    ObjectMeta,
+    Service,
+    triggered_at,
+)
 
 SLICE = {
     "kind": "EndpointSlice",
@@ -84,3 +93,19 @@ def test_a_node_has_taints_addresses_and_a_time_of_deletion() -> None:
     assert node.status
     assert node.status.addresses
     assert node.status.addresses[0].address == "192.0.2.1"
+
+
+@pytest.mark.parametrize(
+    ("text", "moment"),
+    [
+        ("1970-01-01T00:01:00Z", 60.0),
+        ("1970-01-01T00:01:00.123456789Z", 60.123456),
+        ("1970-01-01T01:00:00+01:00", 0.0),
+        ("yesterday", None),
+        ("", None),
+    ],
+)
+def test_when_a_change_was_triggered_is_read_from_its_annotation(text: str, moment: float | None) -> None:
+    annotated = ObjectMeta(annotations={TRIGGER_TIME_ANNOTATION: text})
+    assert triggered_at(EndpointSlice(metadata=annotated)) == moment
+    assert triggered_at(EndpointSlice()) is None
