@@ -48,8 +48,7 @@ class Greeter(asyncio.DatagramProtocol):
     def __init__(self, pod: str, address: str) -> None:
         self._pod, self._address = pod, address
 
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.DatagramTransport)
+    def connection_made(self, transport: asyncio.DatagramTransport) -> None:
         self._transport = transport
 
     def datagram_received(self, data: bytes, client: tuple[str, int]) -> None:
@@ -117,7 +116,7 @@ async def run(exit_after_s: float) -> None:
         print("Meanwhile the demo asks by itself. Ctrl-C ends it.\n", flush=True)
         end = asyncio.get_running_loop().time() + exit_after_s
         for turn in itertools.count():
-            await (ask_greeter() if turn % 4 == 3 else ask_web())
+            await (ask_greeter() if turn % 4 == 1 else ask_web())
             if asyncio.get_running_loop().time() >= end:
                 return
             await asyncio.sleep(min(1, exit_after_s))

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import logging
+import sys
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
+from userspace_proxy.core.desired import DesiredState
 from userspace_proxy.core.errors import ConfigError, ListenFailed, PortsRefused
 from userspace_proxy.core.model import L4Protocol, ListenAddress, ServicePort, ServicePortName, Snapshot
+from userspace_proxy.core.objects import Endpoints, EndpointSlice, KubernetesObject, Service
 from userspace_proxy.core.placement import (
     HostPort,
     PortReference,
@@ -24,10 +28,14 @@ from userspace_proxy.dataplane.sockets import bind_udp, listen_tcp
 from userspace_proxy.proxy import Proxy
 from userspace_proxy.reconciler import Failures
 from userspace_proxy.sources.hostnames import HostNames
+from userspace_proxy.sources.static import StaticFiles
 
 _PRIVILEGED_BELOW = 1024
 _ABOVE_PRIVILEGED = 8000  # 80 becomes 8080, 443 becomes 8443
 _AUTO_PORT_ATTEMPTS = 3
+
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,11 +65,37 @@ class NoSource:
     """All that is served stands on the command line."""
 
     async def snapshots(self) -> AsyncIterator[Snapshot]:
+        """Yield one snapshot without service ports."""
         yield Snapshot()
 
 
-class FileSource(NoSource):
-    def __init__(self, paths: Sequence[str]) -> None: ...
+class FileSource:
+    """The services of manifests, which are read again when they change."""
+
+    def __init__(self, paths: Sequence[str]) -> None:
+        self._files = StaticFiles(paths, stdin=sys.stdin.buffer)
+        self._state = DesiredState(serve_without_cluster_ip=True)
+
+    async def snapshots(self) -> AsyncIterator[Snapshot]:
+        """Yield the services as they are now, and again whenever they change. Raises ConfigError for the first reading.
+
+        A later fault is logged, and the next snapshot is that of the mended files.
+        """
+        yield self._snapshot(await asyncio.to_thread(self._files.read))
+        async for objects in self._files.changes():
+            if isinstance(objects, ConfigError):
+                _log.error("%s; the services stay as they were", objects)
+            else:
+                yield self._snapshot(objects)
+
+    def _snapshot(self, objects: Sequence[KubernetesObject]) -> Snapshot:
+        self._state.replace(Service, [each for each in objects if isinstance(each, Service)])
+        self._state.replace(EndpointSlice, [each for each in objects if isinstance(each, EndpointSlice)])
+        self._state.replace(Endpoints, [each for each in objects if isinstance(each, Endpoints)])
+        snapshot = self._state.snapshot()
+        for notice in self._state.take_notices():
+            _log.warning("%s", notice)
+        return snapshot
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import random
 import signal
 import socket
 import sys
@@ -149,12 +150,12 @@ async def backends() -> AsyncIterator[Callable[[int], Awaitable[list[int]]]]:
         server.close()
 
 
-def free_port(kind: int = socket.SOCK_STREAM) -> int:
-    """Return a port that was free a moment ago."""
-    with socket.socket(socket.AF_INET, kind) as sock:
-        sock.bind(("127.0.0.1", 0))
-        port: int = sock.getsockname()[1]
-        return port
+def free_port() -> int:
+    """Return a port that was free a moment ago, below those that the system gives to clients by itself."""
+    while True:
+        port = random.randrange(20_000, 32_000)
+        with contextlib.suppress(OSError), socket.create_server(("127.0.0.1", port)):
+            return port
 
 
 async def closed(writer: asyncio.StreamWriter) -> None:

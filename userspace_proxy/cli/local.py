@@ -22,7 +22,7 @@ from userspace_proxy.node.limits import raise_descriptor_limit
 Value = TypeVar("Value")
 
 _SHOWN_ENDPOINTS = 4
-_PLAIN_WIDTH = 200
+_COLUMNS = ("SERVICE PORT", "PROTOCOL", "LOCAL ADDRESS", "ENDPOINTS", "AFFINITY")
 
 _log = logging.getLogger(__name__)
 
@@ -209,30 +209,26 @@ def local(
 
 
 def print_table(rows: Sequence[Row]) -> None:
-    """Print what is served, and what is not, to stdout."""
-    from rich.console import Console
-    from rich.table import Table
-
-    console = Console(highlight=False, markup=False, emoji=False)
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
-    for column in ("SERVICE PORT", "PROTOCOL", "LOCAL ADDRESS", "ENDPOINTS", "AFFINITY"):
-        table.add_column(column, overflow="fold")
-    for row in rows:
-        port = row.service_port
-        table.add_row(
-            str(port.name),
-            str(port.protocol),
-            ", ".join(map(str, row.addresses)) or "not served",
-            _endpoints_text(port),
-            "none" if port.session_affinity_s is None else f"ClientIP {format_duration(port.session_affinity_s)}",
-        )
-    if not console.is_terminal:
-        console.width = _PLAIN_WIDTH
-    console.print(table)
+    """Print what is served, and what is not, to stdout, with an empty line at the end."""
+    lines = [_COLUMNS, *map(_cells, rows)]
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    for line in lines:
+        print("  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip())
     for row in rows:
         for failure in row.failures:
-            console.print(f"{row.service_port.name} ({row.service_port.protocol}): {failure}", soft_wrap=True)
-    console.print()
+            print(f"{row.service_port.name} ({row.service_port.protocol}): {failure}")
+    print(flush=True)
+
+
+def _cells(row: Row) -> tuple[str, ...]:
+    port = row.service_port
+    return (
+        str(port.name),
+        str(port.protocol),
+        ", ".join(map(str, row.addresses)) or "not served",
+        _endpoints_text(port),
+        "none" if port.session_affinity_s is None else f"ClientIP {format_duration(port.session_affinity_s)}",
+    )
 
 
 def _endpoints_text(port: ServicePort) -> str:

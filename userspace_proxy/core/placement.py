@@ -103,10 +103,13 @@ def parse_service(text: str) -> ServicePort:
 
 
 def select(snapshot: Snapshot, *, namespaces: Collection[str] = (), only: Collection[str] = ()) -> Snapshot:
-    """Return the service ports of these namespaces and of these services (`NAMESPACE/SERVICE`). Empty means all."""
+    """Return the service ports of these namespaces and of these services (`NAMESPACE/SERVICE`), by name.
+
+    Empty means all.
+    """
     return _snapshot(
         service_port
-        for name, service_port in snapshot.service_ports.items()
+        for name, service_port in sorted(snapshot.service_ports.items())
         if (not namespaces or name.namespace in namespaces) and (not only or name.service_name in only)
     )
 

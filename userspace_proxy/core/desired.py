@@ -1,0 +1,179 @@
+"""Kubernetes objects in, snapshots out: what should be proxied, kept up to date one change at a time.
+
+Whatever the order of changes, the snapshot depends on the present objects alone. Only services that a change could
+concern are worked out again, and a `ServicePort` that comes out equal stays the same object.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+from types import MappingProxyType
+from typing import TypeVar, cast
+
+from userspace_proxy.core.endpoints import Merged, NodeFacts, PortKey, Skip, choose, merge_slices, merge_subsets
+from userspace_proxy.core.model import ServicePort, ServicePortName, Snapshot
+from userspace_proxy.core.objects import (
+    HEADLESS_LABEL,
+    SERVICE_NAME_LABEL,
+    SERVICE_PROXY_NAME_LABEL,
+    Endpoints,
+    EndpointSlice,
+    KubernetesObject,
+    ObjectKey,
+    Service,
+)
+from userspace_proxy.core.services import is_proxied, service_ports
+
+ObjectT = TypeVar("ObjectT", Service, EndpointSlice, Endpoints)
+
+_Ports = dict[ServicePortName, ServicePort]
+"""The ports of one service."""
+
+
+@dataclass(frozen=True, slots=True)
+class Notice:
+    """Something that was left out, for the log. `service` is `namespace/name`, or "" where no service is known."""
+
+    service: str
+    text: str
+
+    def __str__(self) -> str:
+        return f"{self.service}: {self.text}" if self.service else self.text
+
+
+class DesiredState:
+    """The objects as last heard of, and the snapshot that follows from them.
+
+    `serve_without_cluster_ip` serves services that have no cluster IP, as those that never were in a cluster.
+    Objects that are labelled as another proxy's, or as headless, do not exist here.
+    """
+
+    def __init__(self, *, serve_without_cluster_ip: bool = False) -> None:
+        self._serve_without_cluster_ip = serve_without_cluster_ip
+        self._node = NodeFacts()
+        self._objects: dict[type[KubernetesObject], dict[ObjectKey, KubernetesObject]]
+        self._objects = {Service: {}, EndpointSlice: {}, Endpoints: {}}
+        self._slices_of: dict[ObjectKey, dict[ObjectKey, EndpointSlice]] = {}
+        self._stale: set[ObjectKey] = set()
+        self._built: dict[ObjectKey, _Ports] = {}
+        self._service_ports: _Ports = {}
+        self._reported: dict[ObjectKey, frozenset[Notice]] = {}
+        self._notices: list[Notice] = []
+        self._snapshot = Snapshot()
+
+    def replace(self, kind: type[ObjectT], objects: Iterable[ObjectT]) -> None:
+        """Make `objects` all there is of `kind`: others of that kind are deleted, equal ones cost nothing."""
+        listed = {each.key: each for each in objects}
+        for key in self._all(kind).keys() - listed.keys():
+            self.delete(kind, *key)
+        for each in listed.values():
+            self.upsert(each)
+
+    def upsert(self, each: KubernetesObject) -> None:
+        """Add an object, or put it in the place of its namesake."""
+        if each.label(SERVICE_PROXY_NAME_LABEL) is not None or each.label(HEADLESS_LABEL) is not None:
+            self.delete(type(each), *each.key)
+        elif self._objects[type(each)].get(each.key) != each:
+            self.delete(type(each), *each.key)
+            self._objects[type(each)][each.key] = each
+            self._link(each)
+
+    def delete(self, kind: type[KubernetesObject], namespace: str, name: str) -> None:
+        """Forget an object. One that is not known is no error."""
+        known = self._objects[kind].pop(ObjectKey(namespace, name), None)
+        if known is not None:
+            self._unlink(known)
+
+    def set_node(self, node: NodeFacts) -> None:
+        """Say where this proxy runs, which traffic policies and topology hints depend on."""
+        if node != self._node:
+            self._node = node
+            self._stale.update(self._all(Service))
+
+    def snapshot(self) -> Snapshot:
+        """Return what should be proxied now; the same object as last time when nothing is different."""
+        changed = {key: ports for key in self._stale if (ports := self._build(key)) != self._built.get(key, {})}
+        self._stale.clear()
+        if changed:
+            for key, ports in changed.items():
+                self._replace_ports(self._built.pop(key, {}), ports)
+                if ports:
+                    self._built[key] = ports
+            self._snapshot = Snapshot(MappingProxyType(self._service_ports.copy()))
+        return self._snapshot
+
+    def take_notices(self) -> list[Notice]:
+        """Return what the snapshots since the last call left out. Each is told once for as long as it is true."""
+        notices, self._notices = self._notices, []
+        return notices
+
+    def _all(self, kind: type[ObjectT]) -> dict[ObjectKey, ObjectT]:
+        return cast("dict[ObjectKey, ObjectT]", self._objects[kind])
+
+    def _link(self, each: KubernetesObject) -> None:
+        if not isinstance(each, EndpointSlice):
+            self._stale.add(each.key)
+        elif each.service_key is not None:
+            self._slices_of.setdefault(each.service_key, {})[each.key] = each
+            self._stale.add(each.service_key)
+        else:
+            text = f"EndpointSlice {each.key} has no label {SERVICE_NAME_LABEL} and so belongs to no service: ignored"
+            self._notices.append(Notice("", text))
+
+    def _unlink(self, each: KubernetesObject) -> None:
+        if not isinstance(each, EndpointSlice):
+            self._stale.add(each.key)
+        elif each.service_key is not None:
+            slices = self._slices_of[each.service_key]
+            del slices[each.key]
+            if not slices:
+                del self._slices_of[each.service_key]
+            self._stale.add(each.service_key)
+
+    def _replace_ports(self, old: _Ports, new: _Ports) -> None:
+        """Put the new ports of a service in the place of its old ones; equal ports stay the same object."""
+        for name in old.keys() - new.keys():
+            del self._service_ports[name]
+        for name, port in new.items():
+            if old.get(name) == port:
+                new[name] = old[name]
+            self._service_ports[name] = new[name]
+
+    def _build(self, key: ObjectKey) -> _Ports:
+        """Return the service ports of one service, none when it is not ours to proxy."""
+        texts = list[str]()
+        service = self._all(Service).get(key)
+        ports: _Ports = {}
+        if service and is_proxied(service, serve_without_cluster_ip=self._serve_without_cluster_ip):
+            ports = {port.name: port for port in self._join(service, texts.append)}
+        self._report(key, frozenset(Notice(str(key), text) for text in texts))
+        return ports
+
+    def _join(self, service: Service, skip: Skip) -> Iterator[ServicePort]:
+        """Yield the ports of a service with the endpoints that its traffic policies choose."""
+        ports = list(service_ports(service, skip))
+        merged = self._merge(service.key, [(port.name.port, port.protocol.value) for port in ports], skip)
+        is_local = service.spec.internal_traffic_policy == "Local"
+        is_local_outside = service.spec.external_traffic_policy == "Local"
+        for port in ports:
+            known = merged[port.name.port, port.protocol.value]
+            outside = None
+            if self._node.name and is_local_outside != is_local:
+                outside = choose(known, self._node, only_local=is_local_outside)
+            yield replace(port, endpoints=choose(known, self._node, only_local=is_local), external_endpoints=outside)
+
+    def _merge(self, key: ObjectKey, wanted: Iterable[PortKey], skip: Skip) -> dict[PortKey, Merged]:
+        """Return the endpoints of a service: from its slices when it has any, though they be empty, else Endpoints."""
+        endpoints = self._all(Endpoints).get(key)
+        if endpoints and key not in self._slices_of:
+            return merge_subsets(endpoints, wanted, skip)
+        return merge_slices((each for _, each in sorted(self._slices_of.get(key, {}).items())), wanted, skip)
+
+    def _report(self, key: ObjectKey, notices: frozenset[Notice]) -> None:
+        fresh = notices - self._reported.get(key, frozenset())
+        self._notices.extend(sorted(fresh, key=str))
+        if notices:
+            self._reported[key] = notices
+        else:
+            self._reported.pop(key, None)
