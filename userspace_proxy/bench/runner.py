@@ -203,7 +203,7 @@ class Runner:
             raws = main.result()
             held = other.result() if test.background is not None else []
         except* (StartFailed, Unsupported) as group:
-            raise StartFailed("; ".join(map(str, group.exceptions))) from None
+            raise StartFailed("; ".join(map(str, _leaves(group)))) from None
         finally:
             if test.events:
                 running.disturbed = True
@@ -330,6 +330,12 @@ class Runner:
         duration_s = float(_or(test.load.duration, self._scenario.duration))
         warm_up_s = _warm_up_s(test, float(_or(test.load.warm_up, self._scenario.warm_up)))
         return duration_s + warm_up_s + _LEAD_S + _SETTLE_S + 0.1 if test.load.kind != "endings" else 0.5
+
+
+def _leaves(error: BaseException) -> list[BaseException]:
+    if isinstance(error, BaseExceptionGroup):
+        return [leaf for inner in error.exceptions for leaf in _leaves(inner)]
+    return [error]
 
 
 def is_open_loop(load: Load) -> bool:

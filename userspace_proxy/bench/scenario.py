@@ -189,7 +189,7 @@ class Udp(LoadBase, tag="udp", frozen=True, kw_only=True):
     arrivals: Literal["constant", "poisson"] = "constant"
     window: Positive = 1
     sizes: Annotated[tuple[Size, ...], Meta(min_length=1)] = (Size(64), Size(512), Size(1400))
-    datagrams_per_flow: Count = 20
+    datagrams_per_flow: Count = 10
     timeout: Seconds = Seconds(1)
 
 

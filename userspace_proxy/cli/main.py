@@ -7,6 +7,7 @@ import sys
 import click
 
 from userspace_proxy import __version__
+from userspace_proxy.cli.bench import bench
 from userspace_proxy.cli.local import local
 from userspace_proxy.core.errors import ProxyError
 
@@ -18,6 +19,7 @@ def cli() -> None:
 
 
 cli.add_command(local)
+cli.add_command(bench)
 
 
 def main() -> None:

@@ -135,6 +135,8 @@ def reduce_load(raws: Sequence[Raw], samples: Samples, setting: Setting) -> Load
     if any(raw.datagrams for raw in raws):
         result.datagrams = _datagrams(raws, setting)
     result.endings = _endings(raws, setting.journals)
+    if result.endings:
+        result.sent = result.completed = sum(ending.tried for ending in result.endings.values())
     if setting.kind in ("hold", "requests", "http"):
         result.survival = _survival(raws, setting)
     return result

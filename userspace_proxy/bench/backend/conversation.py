@@ -292,7 +292,7 @@ class Ending(Script):
 
     def note(self, text: str) -> None:
         if hasattr(self, "sequence"):
-            self.peer.server.journal[self.sequence] = text
+            self.peer.server.journal.setdefault(self.sequence, text)  # what came first is what happened
 
     def header(self) -> bytes:
         return wire.pack(self.operation, self.sequence, self.request_size, self.reply_size, self.peer.server.number)

@@ -42,6 +42,7 @@ def carry_out(job: Job) -> Raw:
     watch = loop.run(work)
     raw = work.finish()
     raw.watch = watch
+    loop.close()
     return raw
 
 

@@ -51,6 +51,9 @@ class Loop:
         if self._handlers.pop(fd, None) is not None:
             self._epoll.unregister(fd)
 
+    def close(self) -> None:
+        self._epoll.close()
+
     def run(self, work: Work) -> Watch:
         """Run until the work is done. Return what the loop saw of itself during the measured part."""
         epoll_fd, poll, handlers = self._epoll.fileno(), self._epoll.poll, self._handlers
@@ -72,7 +75,6 @@ class Loop:
             now = time.monotonic()
             if now - expected > _BLIND_S and len(self._watch.blind) < _MAX_BLIND_KEPT:
                 self._watch.blind.append((expected, now))
-        self._epoll.close()
         return self._summary()
 
     def _summary(self) -> Watch:
