@@ -22,7 +22,7 @@ Assignment = tuple[float, int, str]
 ALPHA = 0.001
 _MIN_EXPECTED = 5  # a chi-square with fewer per endpoint says nothing
 _MIN_UNEVENNESS = 0.05  # what is smaller may be real in a large sample, but matters to nobody
-_MIN_PAIRS = 30
+MIN_PAIRS = 30
 _STICKY_Z = 5.0
 _STICKY_EXCESS = 0.1
 
@@ -129,7 +129,7 @@ def judge_stickiness(balance: Balance) -> Judgement:
     """Say whether a client meets its endpoint again more often than the shares explain, though nobody asked for it."""
     if len(shares(balance)) < 2:
         return unknown("there is only one endpoint")
-    if balance.client_pairs < _MIN_PAIRS:
+    if balance.client_pairs < MIN_PAIRS:
         return unknown(f"{balance.client_pairs} returns of clients are too few")
     expected = expected_same(balance)
     if expected > 1 - _STICKY_EXCESS:
@@ -150,7 +150,7 @@ def judge_stickiness(balance: Balance) -> Judgement:
 def judge_runs(balance: Balance) -> Judgement:
     """Say whether one endpoint gets many connections in succession, whoever they are from."""
     expected = expected_same(balance)
-    if len(shares(balance)) < 2 or balance.serial_pairs < _MIN_PAIRS or expected > 1 - _STICKY_EXCESS:
+    if len(shares(balance)) < 2 or balance.serial_pairs < MIN_PAIRS or expected > 1 - _STICKY_EXCESS:
         return unknown("too few connections or endpoints")
     same, pairs = balance.serial_pairs_same, balance.serial_pairs
     excess = (same / pairs - expected) / (1 - expected)

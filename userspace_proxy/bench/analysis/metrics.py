@@ -127,9 +127,9 @@ def _from_balance(take: Callable[[Balance], float | None]) -> Callable[[Runs], f
 
 def _stickiness(found: Balance) -> float | None:
     expected = balance.expected_same(found)
-    if not found.client_pairs or expected >= 1:
+    if found.client_pairs < balance.MIN_PAIRS or expected >= 1:
         return None
-    return (found.client_pairs_same / found.client_pairs - expected) / (1 - expected)
+    return max(0.0, (found.client_pairs_same / found.client_pairs - expected) / (1 - expected))
 
 
 def _from_affinity(take: Callable[[Affinity], float]) -> Callable[[Runs], float | None]:

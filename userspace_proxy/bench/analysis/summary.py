@@ -74,7 +74,9 @@ def summarise(report: Report) -> list[TestSummary]:
             if metric.name == "rate" and test.is_open_loop:
                 continue
             cells = tuple(cell_of(metric, of_target[target], report) for target in targets)
-            if not _is_worth_showing(metric, cells):
+            if not _is_worth_showing(metric, cells) or (
+                metric.name == "stickiness" and "; affinity" in test.description
+            ):
                 continue
             found = tuple(c for c in comparisons if c.test == test.name and c.metric.name == name)
             rows.append(Row(metric, cells, found))

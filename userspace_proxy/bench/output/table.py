@@ -9,8 +9,9 @@ from rich.table import Table
 from rich.text import Text
 
 from userspace_proxy.bench.analysis.comparison import Comparison
-from userspace_proxy.bench.analysis.metrics import METRICS, Metric, format_value, metric_called
+from userspace_proxy.bench.analysis.metrics import format_value
 from userspace_proxy.bench.analysis.summary import TestSummary, summarise
+from userspace_proxy.bench.analysis.thresholds import Threshold
 from userspace_proxy.bench.results import Finding, Report, ThresholdOutcome
 
 _MARKS = {
@@ -39,7 +40,7 @@ def print_report(report: Report, console: Console, *, verbose: bool = False) -> 
         console.print()
     _print_limits(report, console)
     _print_findings(report.findings, console, verbose=verbose)
-    _print_thresholds(report.thresholds, console)
+    _print_thresholds(report.thresholds, console, verbose=verbose)
     if report.partial:
         console.print(Text("Ended early: these results are partial.", style="bold yellow"))
 
@@ -120,20 +121,19 @@ def _print_findings(findings: Sequence[Finding], console: Console, *, verbose: b
     console.print()
 
 
-def _print_thresholds(outcomes: Sequence[ThresholdOutcome], console: Console) -> None:
+def _print_thresholds(outcomes: Sequence[ThresholdOutcome], console: Console, *, verbose: bool) -> None:
     for outcome in outcomes:
+        if outcome.status == "met" and not verbose:
+            continue
         mark, style = _MARKS[outcome.status]
         place = f"{outcome.target} · {outcome.test}"
         note = "" if outcome.judged else " (not judged)"
-        measured = format_value(outcome.measured, _metric(outcome).unit)
+        measured = format_value(outcome.measured, Threshold.parse(outcome.text).metric.unit)
         line = Text.assemble(
             (f"{mark} ", style), (place, "bold"), f"  {outcome.text}: {outcome.status}, {measured}{note}"
         )
         console.print(line, soft_wrap=True)
+    met = sum(outcome.status == "met" for outcome in outcomes)
     if outcomes:
+        console.print(Text(f"✓ {met} of {len(outcomes)} thresholds met.", style="green" if met else "dim"))
         console.print()
-
-
-def _metric(outcome: ThresholdOutcome) -> Metric:
-    name = outcome.text.partition("<")[0].partition(">")[0].partition("=")[0].partition("!")[0]
-    return metric_called(name) or METRICS["errors"]
