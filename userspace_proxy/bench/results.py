@@ -52,6 +52,7 @@ class Stalls(Struct, kw_only=True):
     limit_s: float
     episodes: list[tuple[float, float, int]] = field(default_factory=list)  # from, longest latency, requests
     slow: int = 0
+    held: int = 0
     unseen: int = 0
 
 
@@ -67,7 +68,10 @@ class Timeline(Struct, kw_only=True):
 
 
 class Datagrams(Struct, kw_only=True):
-    """What became of datagrams. `reached` is what backends counted, so losses have a direction."""
+    """What became of datagrams. `reached` is what backends counted, so losses have a direction.
+
+    What is counted `in_all`, and by backends, includes the warm-up.
+    """
 
     sent: dict[int, int] = field(default_factory=dict)
     lost: dict[int, int] = field(default_factory=dict)
@@ -80,6 +84,8 @@ class Datagrams(Struct, kw_only=True):
     flows_dead: int = 0
     refused: int = 0
     own_drops: int = 0
+    sent_in_all: int = 0
+    answered_in_all: int = 0
     reached: int | None = None
 
 

@@ -318,6 +318,7 @@ class Runner:
             is_sequential=isinstance(load, Connect) and load.connections == 1 and not test.events,
             is_open_loop=is_open_loop(load),
             stall_limit_s=test.checks.stall_limit,
+            streams=load.streams if isinstance(load, Download | Upload) else 0,
             events=stage.happened,
             journals=reports,
         )

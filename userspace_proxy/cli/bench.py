@@ -82,9 +82,9 @@ def run(
         session = Session(scenario, command=command, allow_remote=allow_remote, on_progress=bar.advance)
         bar.begin(session.expected_s)
         run_until_stopped(_run(session))
+    paths = [] if no_output or not session.report.runs else write_report(session.report, Path(output))
     print_report(session.report, console, verbose=verbose)
-    if not no_output and session.report.runs:
-        paths = write_report(session.report, Path(output))
+    if paths:
         console.print(f"Results: {', '.join(map(str, paths[:3]))}", soft_wrap=True)
     sys.exit(_INTERRUPTED if session.report.partial else exit_code(session.report))
 

@@ -31,7 +31,10 @@ _TIME_OUT = "time-out"
 _LOST = "lost"
 _BREAKS = frozenset({"kill", "freeze", "reset", "half_close", "slow", "delay"})
 _CHANGES = frozenset({"add", "remove"})
-_SUMS = ("late", "duplicates", "foreign", "damaged", "flows", "flows_moved", "flows_dead", "refused", "own_drops")
+_SUMS = (
+    "sent_in_all", "answered_in_all", "late", "duplicates", "foreign", "damaged", "flows", "flows_moved", "flows_dead",
+    "refused", "own_drops",
+)  # fmt: skip
 
 FAITHFUL: Mapping[str, tuple[str, str]] = {
     # what the client saw, and how the backend's journal begins; nothing where it does not matter
@@ -56,6 +59,7 @@ class Setting:
     is_sequential: bool = False
     is_open_loop: bool = False
     stall_limit_s: float = 0.1
+    streams: int = 0
     events: Sequence[Happened] = ()
     journals: Sequence[BackendReport] = field(default_factory=tuple)
 
@@ -125,7 +129,9 @@ def reduce_load(raws: Sequence[Raw], samples: Samples, setting: Setting) -> Load
         timeline=_timeline(samples, setting),
         stalls=find_stalls(samples.waits() or _gaps(samples, setting), samples.blind, setting.stall_limit_s),
     )
-    result.sent = sum(raw.sent for raw in raws) if setting.is_open_loop else result.completed + result.failed
+    # In an open loop what was due counts as sent; connections that could not even be opened come on top of that.
+    due = sum(raw.sent for raw in raws) if setting.is_open_loop else 0
+    result.sent = max(due, result.completed + result.failed)
     if samples.moved:
         _add_streams(result, samples)
     if samples.assignments:
@@ -187,7 +193,7 @@ def _timeline(samples: Samples, setting: Setting) -> Timeline:
 
 def _gaps(samples: Samples, setting: Setting) -> list[tuple[float, float]]:
     """Return for how long each stream moved nothing."""
-    by_stream: dict[int, list[float]] = {}
+    by_stream: dict[int, list[float]] = {stream: [0.0] for stream in range(setting.streams)}
     for at, _, stream in samples.moved:
         by_stream.setdefault(stream, [0.0]).append(at)
     for times in by_stream.values():

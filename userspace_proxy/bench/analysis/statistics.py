@@ -11,6 +11,7 @@ from statistics import NormalDist, fmean, median, stdev
 _RESAMPLES = 2000
 _SERIES_END = 1e-15
 _MAX_STEPS = 10_000
+_MAX_LOG = 20.0  # an interval that reaches further says "anything"
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,7 +117,7 @@ def ratio_interval(
         mean, half = _welch(ours, theirs, confidence)
         middle = median(ours) - median(theirs)
     low, high = min(boot.low, mean - half), max(boot.high, mean + half)
-    return Interval(math.exp(middle), math.exp(low), math.exp(high))
+    return Interval(*(math.exp(min(max(value, -_MAX_LOG), _MAX_LOG)) for value in (middle, low, high)))
 
 
 def student_quantile(probability: float, degrees: float) -> float:

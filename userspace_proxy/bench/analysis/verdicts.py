@@ -8,7 +8,7 @@ from userspace_proxy.bench.analysis import affinity, balance
 from userspace_proxy.bench.analysis.failover import judge_event
 from userspace_proxy.bench.analysis.judgement import Judgement, fault, good, suspect, unknown
 from userspace_proxy.bench.analysis.metrics import total_balance
-from userspace_proxy.bench.analysis.stalls import judge_stalls
+from userspace_proxy.bench.analysis.stalls import judge_all_tests, judge_stalls
 from userspace_proxy.bench.analysis.statistics import wilson
 from userspace_proxy.bench.analysis.thresholds import effective
 from userspace_proxy.bench.results import (
@@ -50,6 +50,18 @@ def judge(report: Report, scenario: Scenario) -> None:
                             text=judgement.text, judged=target.judged)
                 )  # fmt: skip
             report.thresholds += _thresholds(scenario, test, target, runs)
+        report.findings += _stalls_of_all_tests(report, scenario, target)
+
+
+def _stalls_of_all_tests(report: Report, scenario: Scenario, target: TargetRecord) -> Iterator[Finding]:
+    """Yield that a target stalls where single tests give rise to no more than suspicion."""
+    said = [f.status for f in report.findings if f.check == "stalls" and f.target == target.name]
+    asked = {test.name for test in scenario.tests if test.checks.stalls and not test.events}
+    runs = [run for run in report.runs if run.target == target.name and run.test in asked]
+    together = judge_all_tests(sum(bool(run.load.stalls.episodes) for run in runs), len(runs))
+    if together is not None and "fault" not in said:
+        yield Finding(check="stalls", target=target.name, test="all tests", status=together.status,
+                      text=together.text, judged=target.judged)  # fmt: skip
 
 
 def exit_code(report: Report) -> int:
@@ -72,7 +84,8 @@ def _check(test: Test, runs: Runs, reference: Runs, *, is_direct: bool) -> Said:
     if checks.stalls and not disturbed and any(run.load.completed or run.load.moved_bytes for run in runs):
         answered = sum(run.load.completed or run.load.moved_bytes > 0 for run in runs)
         stalls = [run.load.stalls for run in runs]
-        yield "stalls", judge_stalls(stalls, [run.load.stalls for run in reference], answered)
+        measured_s = sum(run.duration_s for run in runs)
+        yield "stalls", judge_stalls(stalls, [run.load.stalls for run in reference], answered, measured_s)
     if checks.udp and any(run.load.datagrams for run in runs):
         yield from _check_datagrams(test, runs, reference)
     if checks.endings and any(run.load.endings for run in runs):
@@ -183,9 +196,9 @@ def _direction(found: Sequence[Datagrams], lost: int) -> str:
     """Return on which way datagrams were lost, where backends of ours have counted."""
     if not lost or any(d.reached is None for d in found):
         return ""
-    answered = sum(sum(d.sent.values()) - sum(d.lost.values()) for d in found)
-    on_way_back = max(0, min(lost, sum(d.reached or 0 for d in found) - answered))
-    return f", about {lost - on_way_back} before a backend saw them and {on_way_back} on the way back"
+    before = sum(max(0, d.sent_in_all - (d.reached or 0)) for d in found)
+    back = sum(max(0, (d.reached or 0) - d.answered_in_all) for d in found)
+    return f", {before} before a backend saw them and {back} on the way back (warm-up included)"
 
 
 def _check_endings(runs: Runs) -> Said:

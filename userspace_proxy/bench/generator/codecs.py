@@ -44,6 +44,7 @@ class Framed:
         self.names: dict[int, str] = {}
         self.fixed_size = max(reply_size, wire.HEADER.size)
         self._request_size = max(request_size, wire.HEADER.size)
+        self._reply_padding = b"r" * (self.fixed_size - wire.HEADER.size)
         self._padding = b"q" * (self._request_size - wire.HEADER.size)
 
     def request(self, sequence: int) -> bytes:
@@ -53,9 +54,10 @@ class Framed:
         return self.fixed_size if len(data) >= self.fixed_size else None
 
     def check(self, reply: bytes, sequence: int) -> str:
-        if reply[0] == wire.MAGIC and reply[_SEQUENCE] == sequence.to_bytes(8, "big"):
-            return ""
-        return "wrong reply"
+        if reply[0] != wire.MAGIC or reply[_SEQUENCE] != sequence.to_bytes(8, "big"):
+            return "wrong reply"
+        is_whole = len(reply) == self.fixed_size
+        return "" if not is_whole or reply.endswith(self._reply_padding) else "damaged reply"
 
     def backend(self, reply: bytes) -> int:
         return int.from_bytes(reply[2:4], "big")

@@ -117,6 +117,7 @@ class Datagrams:
             return
         due, size, _ = asked
         flow.answered += 1
+        self.counts.answered_in_all += 1
         if self._text is None and data[wire.HEADER.size :] != self._padding[: size - wire.HEADER.size]:
             self.counts.damaged += 1
         backend = self._text.backend(data) if self._text else int.from_bytes(data[2:4], "big")
@@ -197,6 +198,7 @@ class Datagrams:
             self.counts.sent[size] = self.counts.sent.get(size, 0) + 1
         flow.waiting[self._sequence] = (due, size, now)
         flow.sent += 1
+        self.counts.sent_in_all += 1
         try:
             flow.sock.send(data)
         except OSError as error:

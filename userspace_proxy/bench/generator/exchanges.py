@@ -22,6 +22,7 @@ from userspace_proxy.bench.generator.loop import Loop
 from userspace_proxy.bench.scenario import Connect, Hold, Http, Requests, Visits
 
 _BUFFER_SIZE = 256 * 1024
+_KEPT_WHOLE = 64 * 1024
 _OPENING_AT_ONCE = 64
 _SWEEP_S = 0.05
 _PAUSE_AFTER_FAILURE_S = 0.01
@@ -74,7 +75,7 @@ class Exchange:
             load.on_broken(self, kind_of(error))
             return
         if size == load.codec.fixed_size and not self._received and self.waiting:
-            load.on_reply(self, load.head.tobytes())
+            load.on_reply(self, load.view[:size].tobytes())
         else:
             self._collect(size)
 
@@ -90,7 +91,7 @@ class Exchange:
             load.on_broken(self, "closed" if size == 0 else "unexpected bytes")
             return
         self._received += size
-        wanted = wire.HEADER.size - len(self._reply) if fixed_size else size
+        wanted = wire.HEADER.size - len(self._reply) if fixed_size > _KEPT_WHOLE else size
         self._reply += load.view[: min(size, wanted)]
         end = fixed_size or load.codec.end(self._reply, is_eof=size == 0)
         if end is None or self._received < end:
@@ -126,7 +127,6 @@ class Exchanges:
         self.codec: Codec = codec_for(load, job.targets[0][0], job.own_backends)
         self.buffer = bytearray(_BUFFER_SIZE)
         self.view = memoryview(self.buffer)
-        self.head = self.view[: wire.HEADER.size]
         self.sequence = job.process << 48
         self._job, self._timeout_s = job, float(load.timeout)
         self._rng = random.Random(f"clients {job.seed} {job.process}")
@@ -143,6 +143,7 @@ class Exchanges:
         self._paused: deque[float] = deque()
         self._sweep_at = self._now = 0.0
         self._has_begun = False
+        self._refusal = ""  # why the last connection could not be opened
 
     # What the loop calls
 
@@ -203,8 +204,9 @@ class Exchanges:
 
     def on_broken(self, exchange: Exchange, kind: str) -> None:
         now = self._now = time.monotonic()
-        if exchange.waiting and exchange.due >= 0.0:
-            self.columns.fail(now, exchange.due, kind, backend=exchange.backend, client=exchange.client)
+        if exchange.waiting:
+            due = exchange.due if exchange.due >= 0.0 else max(exchange.asked_at, self._job.measure_from)
+            self.columns.fail(now, due, kind, backend=exchange.backend, client=exchange.client)
         if exchange.answered and self._per_connection == 0:
             self.columns.broke(now, exchange.opened, kind, exchange.backend)
         if not exchange.answered:
@@ -288,8 +290,10 @@ class Exchanges:
             if sock is not None:
                 sock.close()
             self._paused.append(now + _PAUSE_AFTER_FAILURE_S)
-            if not self.columns.own_limit(error) and due >= 0.0:
-                self.columns.fail(now, due, kind_of(error), client=client)
+            if not self.columns.own_limit(error):
+                self._refusal = kind_of(error)
+                if due >= 0.0:
+                    self.columns.fail(now, due, self._refusal, client=client)
             return
         assert sock is not None
         self._opened_count += 1
@@ -312,7 +316,8 @@ class Exchanges:
             self.on_broken(exchange, "time-out")
         while self._queue and now - self._queue[0][0] > self._timeout_s:
             due, client = self._queue.popleft()
-            self.columns.fail(now, due, "time-out", client=client)
+            kind = "time-out" if self._open or not self._refusal else self._refusal
+            self.columns.fail(now, due, kind, client=client)
 
 
 def _since(exchange: Exchange) -> float:

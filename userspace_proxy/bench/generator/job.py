@@ -71,6 +71,8 @@ class DatagramCounts(Struct, kw_only=True):
 
     sent: dict[int, int] = field(default_factory=dict)
     lost: dict[int, int] = field(default_factory=dict)
+    sent_in_all: int = 0
+    answered_in_all: int = 0
     late: int = 0
     duplicates: int = 0
     foreign: int = 0

@@ -184,8 +184,8 @@ def _record(report: Report) -> str:
         f"<details><summary>Scenario</summary><pre>{scenario}</pre></details>\n"
         f"<details><summary>All {len(report.findings)} checks</summary>{_findings(report.findings)}</details>\n"
         f"<footer>Confidence {report.confidence:.0%} for all differences together; differences below "
-        f"{report.margin:.0%} count as none. Percentiles are of merged histograms, never averaged. Latency of open loops counts from when a "
-        "request was due.</footer>\n"
+        f"{report.margin:.0%} count as none. Percentiles are of merged histograms, never averaged. Latency of open "
+        "loops counts from when a request was due.</footer>\n"
     )
 
 
