@@ -1,6 +1,6 @@
 """A small TCP and UDP balancer that is good, or faulty in exactly one way. The harness has to tell which.
 
-    python balancer.py FAULT HOST:PORT BACKEND,BACKEND,...
+python balancer.py FAULT HOST:PORT BACKEND,BACKEND,...
 """
 
 from __future__ import annotations
@@ -125,6 +125,7 @@ class Datagrams(asyncio.DatagramProtocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.transport = transport
+        transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4 * 2**20)
 
     def datagram_received(self, data: bytes, client: tuple[str, int]) -> None:
         fault, rng = self.balancer.fault, self.balancer.rng

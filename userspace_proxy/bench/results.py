@@ -70,7 +70,8 @@ class Timeline(Struct, kw_only=True):
 class Datagrams(Struct, kw_only=True):
     """What became of datagrams. `reached` is what backends counted, so losses have a direction.
 
-    What is counted `in_all`, and by backends, includes the warm-up.
+    What is counted `in_all`, and by backends, includes the warm-up. `lost_alone` are those of which most neighbours in
+    time arrived: a buffer that overflows while a machine stands still loses all that come.
     """
 
     sent: dict[int, int] = field(default_factory=dict)
@@ -84,6 +85,7 @@ class Datagrams(Struct, kw_only=True):
     flows_dead: int = 0
     refused: int = 0
     own_drops: int = 0
+    lost_alone: int = 0
     sent_in_all: int = 0
     answered_in_all: int = 0
     reached: int | None = None

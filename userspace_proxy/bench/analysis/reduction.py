@@ -29,6 +29,7 @@ from userspace_proxy.bench.results import (
 _BIN_S = 0.1
 _TIME_OUT = "time-out"
 _LOST = "lost"
+_NEIGHBOURS = 5
 _BREAKS = frozenset({"kill", "freeze", "reset", "half_close", "slow", "delay"})
 _CHANGES = frozenset({"add", "remove"})
 _SUMS = (
@@ -140,6 +141,7 @@ def reduce_load(raws: Sequence[Raw], samples: Samples, setting: Setting) -> Load
             result.affinity = _affinity(samples, setting, setting.affinity_s)
     if any(raw.datagrams for raw in raws):
         result.datagrams = _datagrams(raws, setting)
+        result.datagrams.lost_alone = _lost_alone(samples)
     result.endings = _endings(raws, setting.journals)
     if result.endings:
         result.sent = result.completed = sum(ending.tried for ending in result.endings.values())
@@ -226,20 +228,20 @@ def _datagrams(raws: Sequence[Raw], setting: Setting) -> Datagrams:
     for counts in (raw.datagrams for raw in raws if raw.datagrams):
         result.sent = dict(Counter(result.sent) + Counter(counts.sent))
         result.lost = dict(Counter(result.lost) + Counter(counts.lost))
-        for name in (
-            "late",
-            "duplicates",
-            "foreign",
-            "damaged",
-            "flows",
-            "flows_moved",
-            "flows_dead",
-            "refused",
-            "own_drops",
-        ):
+        for name in _SUMS:
             setattr(result, name, getattr(result, name) + getattr(counts, name))
     result.own_drops += sum(report.datagrams_dropped for report in setting.journals)
     return result
+
+
+def _lost_alone(samples: Samples) -> int:
+    """Count lost datagrams of which most of those sent just before and after arrived."""
+    arrived = [(end - latency, 0) for latency, end in zip(samples.latencies, samples.ends, strict=True)]
+    fates = [fate for _, fate in sorted([*arrived, *((due, 1) for _, due, kind in samples.failures if kind == _LOST)])]
+    return sum(
+        fate and 2 * sum(fates[max(0, index - _NEIGHBOURS) : index + _NEIGHBOURS + 1]) <= _NEIGHBOURS * 2
+        for index, fate in enumerate(fates)
+    )
 
 
 def _endings(raws: Sequence[Raw], journals: Sequence[BackendReport]) -> dict[str, Ending]:
