@@ -60,9 +60,15 @@ class SnapshotSource(Protocol):
     def snapshots(self) -> AsyncIterator[Snapshot]:
         """Yield the service ports as they are now, and again whenever they have changed. May raise ConfigError."""
 
+    async def run(self) -> None:
+        """Do what has to be done meanwhile."""
+
 
 class NoSource:
     """All that is served stands on the command line."""
+
+    async def run(self) -> None:
+        """Return at once."""
 
     async def snapshots(self) -> AsyncIterator[Snapshot]:
         """Yield one snapshot without service ports."""
@@ -75,6 +81,9 @@ class FileSource:
     def __init__(self, paths: Sequence[str]) -> None:
         self._files = StaticFiles(paths, stdin=sys.stdin.buffer)
         self._state = DesiredState(serve_without_cluster_ip=True)
+
+    async def run(self) -> None:
+        """Return at once."""
 
     async def snapshots(self) -> AsyncIterator[Snapshot]:
         """Yield the services as they are now, and again whenever they change. Raises ConfigError for the first reading.
@@ -129,6 +138,11 @@ class LocalProxy:
         Raises ConfigError when there is nothing to serve or an option fits nothing, and PortsRefused when there are
         ports that cannot be listened on, unless `keep_going`.
         """
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self._source.run())
+            await self._serve(on_started)
+
+    async def _serve(self, on_started: Callable[[Sequence[Row]], None]) -> None:
         snapshots = self._source.snapshots()
         self._from_source = await anext(snapshots)
         await self._names.resolve()

@@ -8,7 +8,7 @@ from types import TracebackType
 from typing import Self
 
 from userspace_proxy.core.balancer import Balancer, RoundRobin
-from userspace_proxy.core.counters import Counters
+from userspace_proxy.core.counters import Counters, LiveCounters
 from userspace_proxy.core.model import Endpoint, ListenAddress, ServicePortName, Snapshot
 from userspace_proxy.dataplane.plane import DataPlane
 from userspace_proxy.dataplane.settings import DataPlaneSettings
@@ -54,10 +54,14 @@ class Proxy:
     ) -> None:
         self._retries.cancel()
         try:
+            await self._reconciler.stop()
             await self._plane.drain(self._drain_timeout_s)
         finally:
             self._plane.close()
-            await self._tasks.__aexit__(kind, error, traceback)
+            if kind is asyncio.CancelledError:  # the group needs to know, as it may have caused it
+                await self._tasks.__aexit__(kind, error, traceback)
+            else:  # an error of the body comes out as itself, not in an exception group
+                await self._tasks.__aexit__(None, None, None)
 
     async def apply(self, snapshot: Snapshot, *, quiet: bool = False) -> Failures:
         """Serve the service ports of `snapshot` and no others. Return those that cannot be listened on, and why.
@@ -69,8 +73,12 @@ class Proxy:
 
     def addresses(self, name: ServicePortName) -> tuple[ListenAddress, ...]:
         """Return where the proxy listens for a service port, with real port numbers, in the order asked for."""
-        return tuple(bound for (owner, _), bound in self._reconciler.bound.items() if owner == name)
+        return self._reconciler.addresses(name)
 
     def counters(self) -> Counters:
         """Return a reading of all counters, as plain data."""
         return self._plane.counters()
+
+    def live_counters(self) -> LiveCounters:
+        """Return all counters for reading them bit by bit, which holds nothing up however many there are."""
+        return self._plane.live_counters()

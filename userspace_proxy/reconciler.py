@@ -34,20 +34,23 @@ class Reconciler:
         self._bound: dict[Listening, ListenAddress] = {}
         self._failures: dict[ServicePortName, tuple[ListenFailed, ...]] = {}
         self._lock = asyncio.Lock()
+        self._has_stopped = False
 
-    @property
-    def bound(self) -> Mapping[Listening, ListenAddress]:
-        """Where the data path listens, by service port and address asked for."""
-        return MappingProxyType(self._bound)
+    def addresses(self, name: ServicePortName) -> tuple[ListenAddress, ...]:
+        """Return where the data path listens for a service port, with real port numbers, in the order asked for."""
+        service_port = self._running.service_ports.get(name)
+        return tuple(self._bound[name, address] for address in service_port.listen) if service_port else ()
 
     async def apply(self, desired: Snapshot, *, quiet: bool = False) -> Failures:
         """Bring the data path to `desired`. Return the service ports that could not be listened on, and why.
 
         Those are tried again by `retry_forever`. `quiet` leaves it to the caller to tell people. When the endpoint
-        filter raises, nothing is changed.
+        filter raises, nothing is changed. Raises RuntimeError after `stop`.
         """
         desired = self._filtered(desired)
         async with self._lock:
+            if self._has_stopped:
+                raise RuntimeError("the proxy was left, so nothing can be applied any more")
             self._desired = desired
             await self._reconcile(quiet=quiet)
             return dict(self._failures)
@@ -60,12 +63,22 @@ class Reconciler:
                 if self._failures:
                     await self._reconcile(quiet=False)
 
+    async def stop(self) -> None:
+        """Wait until what is being applied stands, and let nothing more be applied."""
+        self._has_stopped = True
+        async with self._lock:
+            pass
+
     async def _reconcile(self, *, quiet: bool) -> None:
         plan = diff(self._running, self._desired)
         if not plan:
+            self._failures = {}  # what failed is not wanted any more
             return
-        applied = await self._plane.apply(plan)
-        self._note(plan, applied, quiet=quiet)
+        applied = Applied()
+        try:
+            await self._plane.apply(plan, applied)
+        finally:  # also when it was cancelled: then the plan is carried out all the same
+            self._note(plan, applied, quiet=quiet)
 
     def _note(self, plan: Plan, applied: Applied, *, quiet: bool) -> None:
         """Record what runs now. A service port that failed keeps only the listeners that it had and still wants."""
@@ -103,8 +116,16 @@ class Reconciler:
         allows = self._endpoint_filter
         if allows is None:
             return snapshot
-        service_ports = {
-            name: replace(port, endpoints=tuple(endpoint for endpoint in port.endpoints if allows(name, endpoint)))
-            for name, port in snapshot.service_ports.items()
-        }
+
+        def allowed(name: ServicePortName, endpoints: tuple[Endpoint, ...]) -> tuple[Endpoint, ...]:
+            return tuple(endpoint for endpoint in endpoints if allows(name, endpoint))
+
+        service_ports = {}
+        for name, port in snapshot.service_ports.items():
+            external = port.external_endpoints
+            service_ports[name] = replace(
+                port,
+                endpoints=allowed(name, port.endpoints),
+                external_endpoints=None if external is None else allowed(name, external),
+            )
         return Snapshot(MappingProxyType(service_ports))

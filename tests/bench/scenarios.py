@@ -11,6 +11,8 @@ TCP_FAULTS = ["none", "skewed", "sticky", "runs", "resetting", "closing", "corru
               "slow-sometimes"]  # fmt: skip
 UDP_FAULTS = ["none", "dropping", "doubling", "damaging", "wandering", "one-endpoint-ignored"]
 
+AFFINITY_FAULTS = ["none", "affinity", "forgetful-affinity"]
+
 
 def faulty(fault: str, **options: object) -> dict[str, object]:
     """Return the target that has this fault, called after it."""
@@ -48,7 +50,7 @@ SCENARIOS: dict[str, dict[str, object]] = {
     "udp": {
         "targets": [faulty(fault) for fault in UDP_FAULTS],
         "tests": [
-            a_test("udp", {"kind": "udp", "rate": "800/s", "duration": "1500ms", "datagrams_per_flow": 5, "timeout": "1s"})
+            a_test("udp", {"kind": "udp", "rate": "800/s", "duration": "1500ms", "datagrams_per_flow": 5}),
         ],
     },
     "standing_still": {
@@ -56,7 +58,7 @@ SCENARIOS: dict[str, dict[str, object]] = {
         "tests": [a_test("requests", {"kind": "requests", "connections": 8, "rate": "200/s", "duration": "2500ms"})],
     },
     "affinity": {
-        "targets": [*(faulty(fault, udp=False) for fault in ("none", "affinity", "forgetful-affinity")), {"kind": "proxy"}],
+        "targets": [*(faulty(fault, udp=False) for fault in AFFINITY_FAULTS), {"kind": "proxy"}],
         "tests": [a_test("affinity", _VISITS, affinity="1s", thresholds=["affinity violations == 0"])],
     },
     "held": {

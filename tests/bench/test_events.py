@@ -7,6 +7,8 @@ import pytest
 from tests.bench.conftest import Outcome
 from userspace_proxy.bench.results import EventOutcome
 
+pytestmark = pytest.mark.timeout(240)  # the first test waits for its scenario
+
 
 def first_event(proxy: Outcome, test: str) -> EventOutcome:
     (run,) = proxy.report.of("proxy", test)

@@ -6,6 +6,8 @@ import pytest
 
 from tests.bench.conftest import Outcome
 
+pytestmark = pytest.mark.timeout(240)  # the first test waits for its scenario
+
 BALANCE = {"distribution", "round robin", "stickiness", "runs"}
 
 

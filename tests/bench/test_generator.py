@@ -10,6 +10,8 @@ from tests.bench.conftest import Outcome
 from userspace_proxy.bench.analysis.metrics import metric_called
 from userspace_proxy.bench.results import RunResult
 
+pytestmark = pytest.mark.timeout(240)  # the first test waits for its scenario
+
 
 def value(run: RunResult, name: str) -> float:
     metric = metric_called(name)

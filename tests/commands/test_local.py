@@ -262,6 +262,7 @@ async def test_a_missing_file_is_named(run_to_end: RunToEnd, tmp_path: Path) -> 
         ["--service", "web:8080=127.0.0.1:80", "--udp-timeout", "5"],
         ["--service", "web:8080=127.0.0.1:80", "--udp-timeout", "0s"],
         ["--service", "web:8080=127.0.0.1:80", "--no-such-option"],
+        ["-f", "shop.yaml", "--kubeconfig", "config"],
     ],
 )
 async def test_wrong_options_are_refused_with_the_usage(run_to_end: RunToEnd, arguments: list[str]) -> None:

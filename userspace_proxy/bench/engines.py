@@ -10,7 +10,7 @@ from collections.abc import Collection, Sequence
 from pathlib import Path
 
 from userspace_proxy.bench.addresses import Address
-from userspace_proxy.bench.backend.fleet import Fleet
+from userspace_proxy.bench.fleet import Fleet
 from userspace_proxy.bench.histograms import encode, histogram_of
 from userspace_proxy.bench.processes import StartFailed, on_cpus
 from userspace_proxy.bench.results import LoadResult

@@ -12,7 +12,7 @@ from typing import assert_never
 from userspace_proxy.bench.addresses import Address
 from userspace_proxy.bench.analysis.failover import Happened
 from userspace_proxy.bench.backend.behaviour import Behaviour
-from userspace_proxy.bench.backend.fleet import Fleet
+from userspace_proxy.bench.fleet import Fleet
 from userspace_proxy.bench.processes import StartFailed
 from userspace_proxy.bench.scenario import (
     Add,

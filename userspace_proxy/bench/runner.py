@@ -21,11 +21,11 @@ from userspace_proxy.bench.analysis.failover import outcome_of
 from userspace_proxy.bench.analysis.reduction import Samples, Setting, reduce_load, samples_of, watch_of
 from userspace_proxy.bench.analysis.validity import limits_of
 from userspace_proxy.bench.backend.behaviour import BackendReport
-from userspace_proxy.bench.backend.fleet import Fleet
 from userspace_proxy.bench.cost import CostMeter
 from userspace_proxy.bench.crew import Crew
 from userspace_proxy.bench.environment import version_of
 from userspace_proxy.bench.events import Stage, affected, change_endpoints
+from userspace_proxy.bench.fleet import Fleet
 from userspace_proxy.bench.generator.job import Job, OwnBackends, Raw
 from userspace_proxy.bench.histograms import merged, percentile_s
 from userspace_proxy.bench.processes import StartFailed, on_cpus, split_cpus

@@ -1,0 +1,5 @@
+"""The command line: one module per command."""
+
+from typing import Final
+
+PROGRAM: Final = "userspace-proxy"

@@ -16,7 +16,7 @@ from userspace_proxy.core.errors import ConfigError
 from userspace_proxy.core.model import ServicePort
 from userspace_proxy.core.placement import HostPort, PortReference, parse_port, parse_service
 from userspace_proxy.dataplane.settings import DataPlaneSettings
-from userspace_proxy.local import FileSource, LocalOptions, LocalProxy, NoSource, Row
+from userspace_proxy.local import FileSource, LocalOptions, LocalProxy, NoSource, Row, SnapshotSource
 from userspace_proxy.node.limits import raise_descriptor_limit
 
 Value = TypeVar("Value")
@@ -125,6 +125,16 @@ _many: dict[str, Any] = {"multiple": True, "default": ()}
     **_many,
     help="Endpoints to use for a service instead of those in the files.",
 )
+@click.option(
+    "--kubeconfig",
+    metavar="FILE",
+    help="Serve the services of the cluster that this file describes; the addresses of its pods must be reachable.",
+)
+@click.option(
+    "--context",
+    metavar="NAME",
+    help="Context to use instead of the current one. Without --kubeconfig, of the files that KUBECONFIG names.",
+)
 @click.option("--namespace", "-n", "namespaces", **_many, help="Serve the services of this namespace only.")
 @click.option("--only", type=Parsed("NAMESPACE/SERVICE", _service_name), **_many, help="Serve this service only.")
 @click.option(
@@ -169,6 +179,8 @@ _many: dict[str, Any] = {"multiple": True, "default": ()}
 @click.option("--log-format", type=click.Choice(["text", "json"]), default="text", show_default=True)
 def local(
     paths: tuple[str, ...],
+    kubeconfig: str | None,
+    context: str | None,
     services: tuple[tuple[ServicePort, tuple[HostPort, ...]], ...],
     endpoints: tuple[tuple[PortReference, tuple[HostPort, ...]], ...],
     namespaces: tuple[str, ...],
@@ -182,12 +194,17 @@ def local(
     verbosity: int,
     log_format: LogFormat,
 ) -> None:
-    """Serve Kubernetes services on local ports, without root and without a cluster.
+    """Serve Kubernetes services on local ports, without root, from files or from a cluster.
 
     Options may be repeated.
     """
-    if not paths and not services:
-        raise click.UsageError("nothing to serve: give a file with -f, or a service with --service")
+    is_from_cluster = kubeconfig is not None or context is not None
+    if not (paths or services or is_from_cluster):
+        raise click.UsageError(
+            "nothing to serve: give a file with -f, a service with --service, or a cluster with --kubeconfig"
+        )
+    if paths and is_from_cluster:
+        raise click.UsageError("services come from files (-f) or from a cluster (--kubeconfig), not from both")
     set_up_logging(verbosity, log_format)
     warning = raise_descriptor_limit()
     if warning:
@@ -204,8 +221,18 @@ def local(
         drain_timeout_s=drain_timeout,
         settings=DataPlaneSettings(udp_idle_timeout_s=udp_timeout),
     )
-    source = FileSource(paths) if paths else NoSource()
+    source: SnapshotSource = FileSource(paths) if paths else NoSource()
+    if is_from_cluster:
+        source = _cluster_source(kubeconfig or "", context or "", namespaces)
     run_until_stopped(LocalProxy(options, source).run(print_table))
+
+
+def _cluster_source(kubeconfig: str, context: str, namespaces: tuple[str, ...]) -> SnapshotSource:
+    """Return the source that follows a cluster. Only here is the Kubernetes client loaded, which takes a while."""
+    from userspace_proxy.sources.cluster import ClusterSource
+    from userspace_proxy.sources.kubeconfig import load_access
+
+    return ClusterSource(load_access(kubeconfig, context=context), namespaces)
 
 
 def print_table(rows: Sequence[Row]) -> None:

@@ -6,29 +6,39 @@ import sys
 
 import click
 
-from userspace_proxy import __version__
+from userspace_proxy.cli import PROGRAM
 from userspace_proxy.cli.bench import bench
 from userspace_proxy.cli.local import local
-from userspace_proxy.core.errors import ProxyError
+from userspace_proxy.core.errors import ProxyError, UsageError
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
-@click.version_option(__version__, prog_name="userspace-proxy", message="%(prog)s %(version)s")
-def cli() -> None:
-    """Balance TCP and UDP traffic of Kubernetes services over their endpoints, in user space."""
+def commands() -> None:
+    """What the program does besides being the daemon."""
 
 
-cli.add_command(local)
-cli.add_command(bench)
+commands.add_command(local)
+commands.add_command(bench)
 
 
 def main() -> None:
-    """Run the command line. What the user got wrong ends in one clear message and exit code 1, or 2 for bad usage."""
+    """Run the command line. What the user got wrong ends in one clear message and exit code 1.
+
+    Wrong options of a command end in exit code 2, as click has it; of the daemon, in 1, as kube-proxy has it.
+    """
+    arguments = sys.argv[1:]
     try:
-        cli(standalone_mode=True)
+        if arguments and arguments[0] in commands.commands:
+            commands(arguments, prog_name=PROGRAM)
+        else:
+            from userspace_proxy.cli.daemon import daemon  # here, as no other command needs the flags and the file
+
+            daemon(arguments, {name: each.get_short_help_str(limit=100) for name, each in commands.commands.items()})
     except* ProxyError as group:
         for error in _leaves(group):
-            print(f"userspace-proxy: {error}", file=sys.stderr)
+            print(f"{PROGRAM}: {error}", file=sys.stderr)
+            if isinstance(error, UsageError):
+                print(f"See '{PROGRAM} --help'.", file=sys.stderr)
         sys.exit(1)
 
 

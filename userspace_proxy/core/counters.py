@@ -1,16 +1,17 @@
-"""What the data path has counted, as plain data."""
+"""What the data path has counted, as plain data, or bit by bit where reading all of it at once would take too long."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Protocol
 
 from userspace_proxy.core.model import Endpoint, ServicePortName
 
 
 @dataclass(frozen=True, slots=True)
 class EndpointCounters:
-    """Totals of one endpoint since it became one, and what is open now. Bytes are payload."""
+    """Totals of one endpoint since it became one, and what is open now; or of several, added up. Bytes are payload."""
 
     connections: int = 0
     open_connections: int = 0
@@ -21,11 +22,63 @@ class EndpointCounters:
     bytes_to_client: int = 0
 
 
+def add_up(readings: Iterable[EndpointCounters]) -> EndpointCounters:
+    """Return the sum of several readings."""
+    connections = open_connections = dial_failures = sessions = open_sessions = to_endpoint = to_client = 0
+    for each in readings:
+        connections += each.connections
+        open_connections += each.open_connections
+        dial_failures += each.dial_failures
+        sessions += each.sessions
+        open_sessions += each.open_sessions
+        to_endpoint += each.bytes_to_endpoint
+        to_client += each.bytes_to_client
+    return EndpointCounters(
+        connections, open_connections, dial_failures, sessions, open_sessions, to_endpoint, to_client
+    )
+
+
 @dataclass(frozen=True, slots=True)
 class Counters:
-    """A reading of all counters of a data path at one moment."""
+    """A reading of all counters of a data path at one moment.
+
+    `endpoints` has those that are endpoints now. The totals in `service_ports` and `total` include what has been
+    removed since, so they never fall.
+    """
 
     endpoints: Mapping[ServicePortName, Mapping[Endpoint, EndpointCounters]]
+    service_ports: Mapping[ServicePortName, EndpointCounters] = field(default_factory=dict)
+    total: EndpointCounters = field(default_factory=EndpointCounters)
+    open_connections: int = 0
+    open_sessions: int = 0
+    accept_errors: int = 0
+    dropped_datagrams: int = 0
+    evicted_sessions: int = 0
+
+
+class CountedServicePort(Protocol):
+    """One service port of a data path, read when asked, also after it has been removed."""
+
+    @property
+    def name(self) -> ServicePortName: ...
+
+    def total(self) -> EndpointCounters:
+        """Return the totals over all endpoints that it ever had."""
+
+    def counters(self) -> Mapping[Endpoint, EndpointCounters]:
+        """Return a reading of each present endpoint."""
+
+
+@dataclass(frozen=True, slots=True)
+class LiveCounters:
+    """The counters of a data path, for reading one service port after the other while others work.
+
+    `gone` is what those service ports had counted that were removed before. It was read first, and each of
+    `service_ports` can be read whatever becomes of it, so the sum of all never falls from one reading to the next.
+    """
+
+    service_ports: tuple[CountedServicePort, ...] = ()
+    gone: EndpointCounters = field(default_factory=EndpointCounters)
     open_connections: int = 0
     open_sessions: int = 0
     accept_errors: int = 0

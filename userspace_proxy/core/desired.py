@@ -56,6 +56,8 @@ class DesiredState:
         self._objects = {Service: {}, EndpointSlice: {}, Endpoints: {}}
         self._slices_of: dict[ObjectKey, dict[ObjectKey, EndpointSlice]] = {}
         self._stale: set[ObjectKey] = set()
+        self._failed: set[ObjectKey] = set()
+        self._is_snapshot_old = False
         self._built: dict[ObjectKey, _Ports] = {}
         self._service_ports: _Ports = {}
         self._reported: dict[ObjectKey, frozenset[Notice]] = {}
@@ -91,16 +93,34 @@ class DesiredState:
             self._node = node
             self._stale.update(self._all(Service))
 
+    @property
+    def is_settled(self) -> bool:
+        """Whether all changes are worked out, except for services that could not be."""
+        return not self._stale
+
+    def settle(self) -> None:
+        """Work out one of the services that changes could concern: a piece of `snapshot` for whoever is in no hurry.
+
+        Whatever goes wrong is raised. Then that service stays as it was, and the snapshot after the next tries again.
+        """
+        key = self._stale.pop()
+        self._failed.add(key)
+        ports = self._build(key)
+        self._failed.discard(key)
+        if ports != self._built.get(key, {}):
+            self._replace_ports(self._built.pop(key, {}), ports)
+            if ports:
+                self._built[key] = ports
+            self._is_snapshot_old = True
+
     def snapshot(self) -> Snapshot:
         """Return what should be proxied now; the same object as last time when nothing is different."""
-        changed = {key: ports for key in self._stale if (ports := self._build(key)) != self._built.get(key, {})}
-        self._stale.clear()
-        if changed:
-            for key, ports in changed.items():
-                self._replace_ports(self._built.pop(key, {}), ports)
-                if ports:
-                    self._built[key] = ports
+        while self._stale:
+            self.settle()
+        self._stale, self._failed = self._failed, set()
+        if self._is_snapshot_old:
             self._snapshot = Snapshot(MappingProxyType(self._service_ports.copy()))
+            self._is_snapshot_old = False
         return self._snapshot
 
     def take_notices(self) -> list[Notice]:

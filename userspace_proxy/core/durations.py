@@ -4,12 +4,30 @@ from __future__ import annotations
 
 import re
 from decimal import Decimal
+from typing import Self
 
 from userspace_proxy.core.errors import ConfigError
 
 _UNIT_NS = {"ns": 1, "us": 10**3, "µs": 10**3, "μs": 10**3, "ms": 10**6, "s": 10**9, "m": 60 * 10**9, "h": 3600 * 10**9}
 _PART = re.compile(r"([0-9]+\.?[0-9]*|\.[0-9]+)(ns|us|µs|μs|ms|s|m|h)")
 _MAX_NS = 2**63 - 1
+
+
+class Duration(float):
+    """Seconds that print as Go's durations do: `str(Duration(5400))` is `1h30m0s`."""
+
+    __slots__ = ()
+
+    @classmethod
+    def parse(cls, text: str) -> Self:
+        """Read a Go duration. Raises ConfigError."""
+        return cls(parse_duration(text))
+
+    def __str__(self) -> str:
+        return format_duration(self)
+
+    def __repr__(self) -> str:
+        return f"Duration({float(self)!r})"
 
 
 def parse_duration(text: str) -> float:

@@ -24,8 +24,22 @@ class ConfigError(ProxyError):
         super().__init__(": ".join(part for part in (where, subject, field, reason) if part))
 
 
+class UsageError(ConfigError):
+    """The command line cannot be understood."""
+
+
+class ConfigFileUpdated(ProxyError):
+    """The configuration file has changed, which ends the process, as whoever started it starts it again."""
+
+    def __init__(self) -> None:
+        super().__init__("content of the proxy server's configuration file was updated")
+
+
 class NoEndpoints(ProxyError):
-    """The service port has no endpoint that could be picked."""
+    """The service port has no endpoint that could be picked. The text goes on after "as"."""
+
+    def __init__(self, reason: str = "it has no endpoints") -> None:
+        super().__init__(reason)
 
 
 class ListenFailed(ProxyError):
@@ -36,8 +50,38 @@ class ListenFailed(ProxyError):
         super().__init__(f"cannot listen on {address}: {reason}")
 
 
-class PortsExhausted(ProxyError):
-    """Every port of the proxy port range is taken."""
+class CredentialsFailed(ProxyError):
+    """Who we are to the API server cannot be found out: a token file or a credential plugin failed."""
+
+
+class ApiUnreachable(ProxyError):
+    """The API server gave no answer, or stopped in the middle of one."""
+
+    def __init__(self, server: str, reason: str) -> None:
+        self.server, self.reason = server, reason
+        super().__init__(f"the API server {server} cannot be reached: {reason}")
+
+
+class ApiRefused(ProxyError):
+    """The API server answered with an error. `status` is the HTTP status, also where it came inside a watch.
+
+    `retry_after_s` is the time that the server asked us to wait, if it did.
+    """
+
+    def __init__(
+        self, verb: str, resource: str, status: int, reason: str, *, retry_after_s: float | None = None
+    ) -> None:
+        self.verb, self.resource, self.status, self.reason = verb, resource, status, reason
+        self.retry_after_s = retry_after_s
+        super().__init__(f"cannot {verb} {resource}: {status} {reason}")
+
+
+class StreamBroken(ProxyError):
+    """What the API server sent is no list or watch event."""
+
+    def __init__(self, verb: str, resource: str, reason: str) -> None:
+        self.verb, self.resource, self.reason = verb, resource, reason
+        super().__init__(f"cannot {verb} {resource}: {reason}")
 
 
 class PortsRefused(ProxyError):
@@ -63,3 +107,37 @@ class PortsRefused(ProxyError):
         lines.append("Give them other ports (--auto-ports chooses such by itself, --keep-going serves only the rest):")
         lines.append("  " + " ".join(f"--port-map {suggestion}" for suggestion in suggestions))
         super().__init__("\n".join(lines))
+
+
+class ServerFailed(ProxyError):
+    """A server of ours that must be there cannot listen. `event_reason` is that of the Event that tells so."""
+
+    def __init__(self, title: str, event_reason: str, cause: ListenFailed) -> None:
+        self.title, self.event_reason, self.cause = title, event_reason, cause
+        super().__init__(f"{title} failed: {cause}")
+
+
+class RedirectFailed(ProxyError):
+    """The kernel's rules could not be read or written. `command` is what was tried, `stderr` what it answered."""
+
+    def __init__(self, command: str, stderr: str) -> None:
+        self.command, self.stderr = command, stderr.strip()
+        super().__init__(f"{command}: {self.stderr or 'failed without a word'}")
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return type(self), (self.command, self.stderr)
+
+
+class RuleNotUnderstood(RedirectFailed):
+    """A rule of ours was not understood: the fault is ours, or the host lacks an extension. `line` is its text."""
+
+    def __init__(self, command: str, stderr: str, line: str) -> None:
+        self.line = line
+        super().__init__(command, stderr)
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return type(self), (self.command, self.stderr, self.line)
+
+
+class KernelRefused(RedirectFailed):
+    """The kernel refused a block of rules. Which rule it was is not known for certain."""

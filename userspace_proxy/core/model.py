@@ -12,6 +12,7 @@ IPAddress = IPv4Address | IPv6Address
 IPNetwork = IPv4Network | IPv6Network
 
 WILDCARDS = frozenset({"0.0.0.0", "::"})
+"""The addresses that stand for all addresses of their family."""
 
 
 class L4Protocol(enum.StrEnum):
@@ -26,6 +27,13 @@ class IPFamily(enum.IntEnum):
 
     IPV4 = 4
     IPV6 = 6
+
+
+class Scope(enum.StrEnum):
+    """Where traffic comes from. It matters only for services whose traffic policies differ."""
+
+    INTERNAL = "internal"  # for a cluster IP
+    EXTERNAL = "external"  # for a node port, or an external or load-balancer address
 
 
 def family_of(address: str) -> IPFamily:
@@ -89,10 +97,16 @@ class Endpoint:
 
 @dataclass(frozen=True, slots=True, order=True)
 class ListenAddress:
-    """Where traffic for a service port is accepted. Port 0 asks for any free port."""
+    """Where traffic for a service port is accepted. Port 0 asks for a free port, any or out of the proxy port range.
+
+    A held address is one that must not go to another program, such as a node port. The service port is listened on
+    without it where it cannot be had, while of the other addresses it is all or none.
+    """
 
     address: str
     port: int
+    scope: Scope = Scope.INTERNAL
+    is_held: bool = False
 
     @property
     def family(self) -> IPFamily:

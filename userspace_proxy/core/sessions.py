@@ -2,69 +2,82 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
+import heapq
 from collections.abc import Iterator
-from typing import Generic, TypeVar
-
-Key = TypeVar("Key")
-Session = TypeVar("Session")
+from itertools import count
+from typing import Generic, Protocol, TypeVar
 
 
-class SessionTable(Generic[Key, Session]):
-    """At most `capacity` sessions, least recently active first. All times are monotonic seconds.
+class Session(Protocol):
+    """Something that is idle since `active_s`, in monotonic seconds. Whoever sees traffic of it sets that."""
 
-    A session that has seen no traffic for `idle_timeout_s` is expired. Sources of activity are the caller's to define.
+    active_s: float
+
+
+SessionT = TypeVar("SessionT", bound=Session)
+
+
+class SessionTable(Generic[SessionT]):
+    """At most `capacity` sessions. One that has been idle for `idle_timeout_s` is expired. Times are monotonic seconds.
+
+    Traffic costs the table nothing: it compares `active_s` with what it noted only when a session seems due.
     """
 
     def __init__(self, *, idle_timeout_s: float, capacity: int) -> None:
         self.idle_timeout_s = idle_timeout_s
         self.capacity = capacity
-        self._sessions: OrderedDict[Key, tuple[Session, float]] = OrderedDict()
+        self._sessions: dict[SessionT, None] = {}
+        self._noted: list[tuple[float, int, SessionT]] = []  # a heap: when each was active, or has been since
+        self._number = count()
 
     def __len__(self) -> int:
         return len(self._sessions)
 
-    def __iter__(self) -> Iterator[tuple[Key, Session]]:
-        """Yield a copy's keys and sessions, so that the caller may remove some of them meanwhile."""
-        yield from [(key, session) for key, (session, _) in self._sessions.items()]
+    def __iter__(self) -> Iterator[SessionT]:
+        """Yield the sessions of this moment, some of which the caller may remove meanwhile."""
+        yield from list(self._sessions)
 
-    def get(self, key: Key) -> Session | None:
-        """Return the session without renewing it."""
-        entry = self._sessions.get(key)
-        return entry[0] if entry else None
-
-    def add(self, key: Key, session: Session, *, now: float) -> list[Session]:
+    def add(self, session: SessionT) -> list[SessionT]:
         """Add a session and return those that had to go for it: the longest idle ones."""
         evicted = []
         while len(self._sessions) >= self.capacity:
-            evicted.append(self._sessions.popitem(last=False)[1][0])
-        self._sessions[key] = (session, now)
+            evicted.append(self._pop_longest_idle())
+        self._sessions[session] = None
+        self._note(session)
         return evicted
 
-    def renew(self, key: Key, *, now: float) -> None:
-        """Note traffic of the session in either direction. A key that is not there is ignored."""
-        entry = self._sessions.get(key)
-        if entry is not None:
-            self._sessions[key] = (entry[0], now)
-            self._sessions.move_to_end(key)
+    def remove(self, session: SessionT) -> None:
+        """Forget the session. One that is not there is ignored."""
+        self._sessions.pop(session, None)
+        if not self._sessions:
+            self._noted.clear()
 
-    def remove(self, key: Key) -> None:
-        """Forget the session. A key that is not there is ignored."""
-        self._sessions.pop(key, None)
-
-    def expire(self, *, now: float) -> list[Session]:
-        """Remove and return the sessions that are idle too long."""
+    def expire(self, *, now: float) -> list[SessionT]:
+        """Remove and return the sessions that are idle too long, the longest idle one first."""
         expired = []
-        while self._sessions:
-            session, active = next(iter(self._sessions.values()))
-            if now - active < self.idle_timeout_s:
-                break
-            self._sessions.popitem(last=False)
-            expired.append(session)
-        return expired
+        while self._noted and self._noted[0][0] <= now - self.idle_timeout_s:
+            session = heapq.heappop(self._noted)[2]
+            if session not in self._sessions:
+                continue
+            if session.active_s <= now - self.idle_timeout_s:
+                del self._sessions[session]
+                expired.append(session)
+            else:
+                self._note(session)
+        return sorted(expired, key=lambda session: session.active_s)
 
     def next_expiry(self) -> float | None:
-        """Return when the first session expires unless renewed, or None when there is none."""
-        for _, active in self._sessions.values():
-            return active + self.idle_timeout_s
-        return None
+        """Return a time before which no session expires, or None when there is none."""
+        return self._noted[0][0] + self.idle_timeout_s if self._noted else None
+
+    def _pop_longest_idle(self) -> SessionT:
+        while True:
+            noted_s, _, session = heapq.heappop(self._noted)
+            if session in self._sessions:
+                if session.active_s == noted_s:
+                    del self._sessions[session]
+                    return session
+                self._note(session)
+
+    def _note(self, session: SessionT) -> None:
+        heapq.heappush(self._noted, (session.active_s, next(self._number), session))

@@ -2,14 +2,24 @@
 
 from __future__ import annotations
 
+import logging
 import socket
 from collections.abc import Callable, Sequence
 
 from userspace_proxy.core.balancer import Balancer
-from userspace_proxy.core.counters import EndpointCounters
+from userspace_proxy.core.counters import EndpointCounters, add_up
 from userspace_proxy.core.errors import NoEndpoints
-from userspace_proxy.core.model import Endpoint, IPFamily, ServicePort, ServicePortName, canonical_client
+from userspace_proxy.core.model import Endpoint, IPFamily, Scope, ServicePort, ServicePortName, canonical_client
+from userspace_proxy.dataplane.past import Past
 from userspace_proxy.dataplane.sockets import SOCKET_FAMILY
+
+_log = logging.getLogger(__name__)
+
+
+Origin = tuple[Scope, IPFamily]
+"""What decides, beside the service port, which endpoints a listener's clients get."""
+
+_OTHER = {IPFamily.IPV4: IPFamily.IPV6, IPFamily.IPV6: IPFamily.IPV4}
 
 
 class Tally:
@@ -64,45 +74,89 @@ class Backends:
 
     Each address family has a balancer of its own, shared by all listeners that use it, so that turns stay exact. A
     listener's clients get endpoints of its family; with `cross_family`, those of the other one when it has none.
+    Traffic from outside has balancers of its own where its endpoints are others.
     """
 
-    __slots__ = ("_balancers", "_cross_family", "_make_balancer", "_only", "_targets", "name")
+    __slots__ = ("_balancers", "_cross_family", "_external", "_internal", "_make_balancer", "_past", "_targets", "name")
 
     def __init__(self, name: ServicePortName, make_balancer: Callable[[], Balancer], *, cross_family: bool) -> None:
         self.name = name
-        self._targets: dict[Endpoint, Target] = {}
         self._make_balancer = make_balancer
-        self._balancers: dict[IPFamily, Balancer] = {}  # made when the first endpoint of a family appears
         self._cross_family = cross_family
-        self._only: IPFamily | None = None  # the family whose endpoints serve the listeners of both
+        self._internal: tuple[Endpoint, ...] = ()
+        self._external: tuple[Endpoint, ...] | None = None  # None: as for internal traffic
+        self._targets: dict[Endpoint, Target] = {}
+        self._balancers: dict[Origin, Balancer] = {}  # made when the first endpoint of a family appears
+        self._past: Past | None = None  # made when the first endpoint goes
 
     def update(self, service_port: ServicePort) -> None:
         """Use the endpoints and the affinity of this service port from the next pick on."""
-        self._targets = {
-            endpoint: self._targets.get(endpoint) or Target(endpoint) for endpoint in service_port.endpoints
-        }
-        families = {endpoint.family for endpoint in self._targets}
-        for family in families - self._balancers.keys():
-            self._balancers[family] = self._make_balancer()
-        for family, balancer in self._balancers.items():
-            of_family = [endpoint for endpoint in self._targets if endpoint.family is family]
-            balancer.update(of_family, service_port.session_affinity_s)
-        self._only = families.pop() if len(families) == 1 and self._cross_family else None
+        self._internal, self._external = service_port.endpoints, service_port.external_endpoints
+        before = self._targets
+        endpoints = dict.fromkeys((*self._internal, *(self._external or ())))
+        self._targets = {endpoint: before.get(endpoint) or Target(endpoint) for endpoint in endpoints}
+        self._retire([target for endpoint, target in before.items() if endpoint not in self._targets])
+        before_balancers, self._balancers = self._balancers, {}
+        for scope, of_scope in ((Scope.INTERNAL, self._internal), (Scope.EXTERNAL, self._external or ())):
+            for family in {endpoint.family for endpoint in of_scope}:
+                of_family = [endpoint for endpoint in of_scope if endpoint.family is family]
+                balancer = before_balancers.get((scope, family))
+                self._update_balancer((scope, family), balancer, of_family, service_port.session_affinity_s)
 
-    def pick(self, family: IPFamily, client: str, *, now: float, tried: Sequence[Endpoint] = ()) -> Target:
-        """Return the target for a client of a listener of this family. Raises NoEndpoints."""
-        balancer = self._balancers.get(self._only or family)
+    def pick(self, origin: Origin, client: str, *, now: float, tried: Sequence[Endpoint] = ()) -> Target:
+        """Return the target for a client of a listener of this scope and family.
+
+        Raises NoEndpoints, also where a balancer of the user's own fails: then with a text that says so.
+        """
+        scope, family = origin
+        if self._external is None:
+            scope = Scope.INTERNAL
+        balancer = self._balancers.get((scope, family))
+        if balancer is None and self._cross_family:
+            balancer = self._balancers.get((scope, _OTHER[family]))
         if balancer is None:
             raise NoEndpoints
-        endpoint = balancer.pick(canonical_client(client), now=now, tried=tried)
-        target = self._targets.get(endpoint)
-        if target is None:  # a balancer of the user's own may answer with anything
-            raise NoEndpoints
-        return target
+        try:
+            return self._targets[balancer.pick(canonical_client(client), now=now, tried=tried)]
+        except NoEndpoints:
+            raise
+        except Exception as error:
+            raise NoEndpoints(f"its balancer failed: {error!r}") from error
 
-    def __contains__(self, endpoint: Endpoint) -> bool:
-        return endpoint in self._targets
+    def serves(self, origin: Origin, endpoint: Endpoint) -> bool:
+        """Tell whether the endpoint still is one for traffic of this origin."""
+        if self._external is None:
+            return endpoint in self._targets
+        return endpoint in (self._internal if origin[0] is Scope.INTERNAL else self._external)
+
+    def _update_balancer(
+        self, origin: Origin, balancer: Balancer | None, endpoints: Sequence[Endpoint], session_affinity_s: float | None
+    ) -> None:
+        """Pass the endpoints of a family on. A balancer that fails at it is dropped: its old endpoints are wrong."""
+        try:
+            balancer = balancer or self._make_balancer()
+            balancer.update(endpoints, session_affinity_s)
+        except Exception:
+            _log.exception("%s (%s): its balancer could not take the endpoints", self.name, self.name.protocol)
+        else:
+            self._balancers[origin] = balancer
 
     def counters(self) -> dict[Endpoint, EndpointCounters]:
         """Return a reading of the counters of all present endpoints."""
         return {endpoint: target.counters() for endpoint, target in self._targets.items()}
+
+    def total(self) -> EndpointCounters:
+        """Return the totals over all endpoints, present and past."""
+        present = add_up(target.counters() for target in self._targets.values())
+        return add_up((present, self._past.total())) if self._past is not None else present
+
+    def hand_over(self, past: Past) -> None:
+        """Leave all that was counted to `past`, as the service port is being removed. Totals can still be read."""
+        if self._past is not None:
+            past.absorb(self._past)
+        past.retire(self._targets.values())
+
+    def _retire(self, targets: Sequence[Target]) -> None:
+        if targets:
+            self._past = self._past or Past()
+            self._past.retire(targets)

@@ -13,8 +13,8 @@ import os
 import socket
 
 from userspace_proxy.core.errors import NoEndpoints
-from userspace_proxy.core.model import Endpoint, IPFamily
-from userspace_proxy.dataplane.backends import Backends, Target
+from userspace_proxy.core.model import Endpoint
+from userspace_proxy.dataplane.backends import Backends, Origin, Target
 from userspace_proxy.dataplane.engine import Engine
 from userspace_proxy.dataplane.sockets import (
     LOCAL_FAULTS,
@@ -40,8 +40,8 @@ class Dial:
         "_client",
         "_client_fd",
         "_engine",
-        "_family",
         "_give_up_at",
+        "_origin",
         "_sock",
         "_target",
         "_timer",
@@ -50,10 +50,10 @@ class Dial:
 
     _target: Target
 
-    def __init__(self, engine: Engine, backends: Backends, family: IPFamily, client_fd: int, client: str) -> None:
+    def __init__(self, engine: Engine, backends: Backends, origin: Origin, client_fd: int, client: str) -> None:
         self._engine = engine
         self._backends = backends
-        self._family = family
+        self._origin = origin
         self._client_fd = client_fd
         self._client = client
         self._tried: tuple[Endpoint, ...] = ()
@@ -66,9 +66,9 @@ class Dial:
         while len(self._tried) < len(self._engine.settings.dial_ladder_s):
             try:
                 now = self._engine.loop.time()
-                self._target = self._backends.pick(self._family, self._client, now=now, tried=self._tried)
-            except NoEndpoints:
-                self._abandon("it has no endpoints")
+                self._target = self._backends.pick(self._origin, self._client, now=now, tried=self._tried)
+            except NoEndpoints as error:
+                self._abandon(str(error))
                 return
             if self._connect():
                 return
@@ -81,7 +81,9 @@ class Dial:
         if result in _CONNECTED:
             sock, self._sock = self._sock, None
             self._leave()
-            client, server = self._engine.relay.start(self._client_fd, SOCKET_FAMILY[self._family], sock, self._target)
+            client, server = self._engine.relay.start(
+                self._client_fd, SOCKET_FAMILY[self._origin[1]], sock, self._target
+            )
             self._engine.poller.watch(client.fd, client)
             self._engine.poller.rewatch(server.fd, server)
         elif result not in _UNDER_WAY:
@@ -100,7 +102,7 @@ class Dial:
             result = sock.connect_ex(target.socket_address)
         if result in _CONNECTED:
             set_stream_options(sock)
-            client, server = engine.relay.start(self._client_fd, SOCKET_FAMILY[self._family], sock, target)
+            client, server = engine.relay.start(self._client_fd, SOCKET_FAMILY[self._origin[1]], sock, target)
             engine.poller.watch(client.fd, client)
             engine.poller.watch(server.fd, server)
             return True
@@ -133,7 +135,7 @@ class Dial:
         self._tried = (*self._tried, endpoint)
         self._target.dial_failures += 1
         _log.debug("%s: cannot reach %s: %s", self._backends.name, endpoint, os.strerror(reason))
-        self._engine.on_dial_failure(self._backends.name, endpoint)
+        self._engine.tell_dial_failure(self._backends.name, endpoint)
 
     def _wait_for_this_host(self, error: OSError) -> None:
         engine = self._engine
@@ -145,7 +147,8 @@ class Dial:
             return
         engine.dials.add(self)
         if error.errno in OUT_OF_RESOURCES:
-            engine.gate.wait(self._try_again, error)
+            engine.gate.close(error)
+            engine.gate.wait(self._try_again)
         else:
             self._timer = engine.loop.call_later(_LOCAL_RETRY_S, self._try_again)
 
@@ -154,7 +157,7 @@ class Dial:
         if self._client_fd < 0:
             return
         self._leave()
-        if self._target.endpoint not in self._backends or not self._connect():
+        if not self._backends.serves(self._origin, self._target.endpoint) or not self._connect():
             self.start()
 
     def cancel(self) -> None:

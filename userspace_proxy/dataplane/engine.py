@@ -35,7 +35,7 @@ class Engine:
     ) -> None:
         self.loop = loop
         self.settings = settings
-        self.on_dial_failure = on_dial_failure
+        self._on_dial_failure = on_dial_failure
         self.poller = make_poller(settings.poller, loop)
         self.relay = Relay(self.poller, loop, settings)
         self.gate = DescriptorGate(loop, self.relay.free_descriptors)
@@ -51,6 +51,13 @@ class Engine:
         if now - self._last_complaint.get(name, -_COMPLAINT_INTERVAL_S) >= _COMPLAINT_INTERVAL_S:
             self._last_complaint[name] = now
             _log.warning("%s (%s): %s", name, name.protocol, text)
+
+    def tell_dial_failure(self, name: ServicePortName, endpoint: Endpoint) -> None:
+        """Tell whoever wants to know that an endpoint could not be reached. A fault of theirs ends no connection."""
+        try:
+            self._on_dial_failure(name, endpoint)
+        except Exception:
+            _log.exception("%s (%s): fault while telling of a dial failure", name, name.protocol)
 
     def forget(self, name: ServicePortName) -> None:
         """Keep nothing about a service port that is gone."""

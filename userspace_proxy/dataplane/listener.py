@@ -18,16 +18,16 @@ _ACCEPTS_PER_TURN = 64
 class TcpListener:
     """One listening socket of one service port. Closing it leaves the connections alone that it accepted."""
 
-    __slots__ = ("_accept", "_backends", "_engine", "_family", "_fd", "_is_waiting", "_sock", "address")
+    __slots__ = ("_accept", "_backends", "_engine", "_fd", "_is_waiting", "_origin", "_sock", "address")
 
-    def __init__(self, engine: Engine, backends: Backends, sock: socket.socket) -> None:
-        self.address: ListenAddress = bound_address(sock)
+    def __init__(self, engine: Engine, backends: Backends, asked: ListenAddress, sock: socket.socket) -> None:
+        self.address = bound_address(sock, asked)
         self._engine = engine
         self._backends = backends
         self._sock = sock
         self._accept = sock._accept  # type: ignore[attr-defined]  # the bare descriptor (performance.md: 1.05)
         self._fd = sock.fileno()
-        self._family = self.address.family
+        self._origin = (asked.scope, asked.family)
         self._is_waiting = False
         engine.poller.watch(self._fd, self)
 
@@ -36,20 +36,20 @@ class TcpListener:
         accept, engine = self._accept, self._engine
         for _ in range(_ACCEPTS_PER_TURN):
             if engine.gate.is_closed:
-                self._wait(None)
+                self._wait()
                 return
             try:
                 fd, address = accept()
             except BlockingIOError:
                 return
             except OSError as error:
-                engine.accept_errors += 1
                 if error.errno in OUT_OF_RESOURCES:
-                    self._wait(error)
-                    return
+                    engine.gate.close(error)
+                else:
+                    engine.accept_errors += 1
                 continue  # that client is gone; others wait
             set_blocking(fd, False)
-            Dial(engine, self._backends, self._family, fd, address[0]).start()
+            Dial(engine, self._backends, self._origin, fd, address[0]).start()
         engine.poller.defer(self._go_on)
 
     def close(self) -> None:
@@ -58,11 +58,11 @@ class TcpListener:
             self._fd = -1
             self._engine.poller.close(self._sock.detach())
 
-    def _wait(self, error: OSError | None) -> None:
+    def _wait(self) -> None:
         if not self._is_waiting:
             self._is_waiting = True
             self._engine.poller.pause_reading(self._fd)
-            self._engine.gate.wait(self._stop_waiting, error)
+            self._engine.gate.wait(self._stop_waiting)
 
     def _stop_waiting(self) -> None:
         self._is_waiting = False

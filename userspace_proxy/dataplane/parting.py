@@ -10,7 +10,6 @@ import array
 import asyncio
 import contextlib
 import fcntl
-import select
 import socket
 import struct
 import sys
@@ -19,7 +18,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from userspace_proxy.dataplane.poller import Poller
-from userspace_proxy.dataplane.sockets import borrowed
+from userspace_proxy.dataplane.sockets import borrowed, is_closed
 from userspace_proxy.dataplane.sweeper import Sweeper
 
 _INTERVAL_S = 0.01
@@ -61,7 +60,7 @@ class Partings:
             self._close(parting)
 
     def _close_if_due(self, parting: Parting, now: float) -> bool:
-        if now < parting.deadline and _unacknowledged(parting) and not _is_dead(parting.fd):
+        if now < parting.deadline and _unacknowledged(parting):
             return False
         self._close(parting)
         return True
@@ -75,17 +74,12 @@ class Partings:
 
 
 def _unacknowledged(parting: Parting) -> int:
-    """Return how many bytes the peer's kernel has not acknowledged. A FIN counts as one."""
-    if _IS_LINUX:
-        count = array.array("i", [0])
-        fcntl.ioctl(parting.fd, termios.TIOCOUTQ, count)
-        return count[0]
-    with borrowed(parting.fd, parting.family) as sock:
-        return sock.getsockopt(socket.SOL_SOCKET, _SO_NWRITE)
-
-
-def _is_dead(fd: int) -> bool:
-    """Tell whether the socket has been reset, after which nothing is acknowledged any more."""
-    poll = select.poll()
-    poll.register(fd, 0)
-    return any(events & (select.POLLERR | select.POLLHUP) for _, events in poll.poll(0))
+    """Return how many bytes the peer's kernel has not acknowledged, and still may. A FIN counts as one."""
+    if not _IS_LINUX:
+        with borrowed(parting.fd, parting.family) as sock:
+            return sock.getsockopt(socket.SOL_SOCKET, _SO_NWRITE)
+    count = array.array("i", [0])
+    fcntl.ioctl(parting.fd, termios.TIOCOUTQ, count)
+    if count[0] and is_closed(parting.fd, parting.family):  # a socket that was reset keeps its count
+        return 0
+    return count[0]

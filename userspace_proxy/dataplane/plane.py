@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import resource
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 
 from userspace_proxy.core.balancer import Balancer
-from userspace_proxy.core.counters import Counters
+from userspace_proxy.core.counters import Counters, LiveCounters, add_up
 from userspace_proxy.core.errors import ListenFailed
-from userspace_proxy.core.model import L4Protocol, ListenAddress, ServicePortName
+from userspace_proxy.core.model import L4Protocol, ListenAddress, ServicePort, ServicePortName
 from userspace_proxy.core.plan import Listening, Plan
 from userspace_proxy.dataplane.backends import Backends
 from userspace_proxy.dataplane.engine import Engine, OnDialFailure
 from userspace_proxy.dataplane.listener import TcpListener
+from userspace_proxy.dataplane.past import Past
+from userspace_proxy.dataplane.ports import bind
 from userspace_proxy.dataplane.settings import DataPlaneSettings
-from userspace_proxy.dataplane.sockets import bind_udp, listen_tcp
 from userspace_proxy.dataplane.udp import Sessions, UdpListener
 
 _STEPS_PER_TURN = 64
@@ -24,12 +25,12 @@ _DRAIN_POLL_S = 0.02
 _MAX_SESSIONS = 10_000
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Applied:
-    """What became of a plan. `bound` has the real addresses of all listeners that it opened."""
+    """What has become of a plan so far. `bound` has the real addresses of all listeners that it opened."""
 
-    bound: Mapping[Listening, ListenAddress] = field(default_factory=dict)
-    failures: Mapping[ServicePortName, tuple[ListenFailed, ...]] = field(default_factory=dict)
+    bound: dict[Listening, ListenAddress] = field(default_factory=dict)
+    failures: dict[ServicePortName, tuple[ListenFailed, ...]] = field(default_factory=dict)
 
 
 class DataPlane:
@@ -49,51 +50,66 @@ class DataPlane:
         )
         self._make_balancer = make_balancer
         self._backends: dict[ServicePortName, Backends] = {}
+        self._past = Past()
         self._listeners: dict[Listening, TcpListener | UdpListener] = {}
 
-    async def apply(self, plan: Plan) -> Applied:
-        """Carry out a plan. What cannot be listened on is reported; the rest is done.
+    async def apply(self, plan: Plan, applied: Applied) -> None:
+        """Carry out a plan and fill in `applied`. What cannot be listened on is reported; the rest is done.
 
         A service port is listened on at all of its new addresses or at none. Lets other work of the loop go on between
-        service ports. Plans must not overlap in time.
+        service ports. Cancelled, it does the rest in one go first, so that what runs is always what `applied` says.
+        Plans must not overlap in time.
         """
-        steps = 0
+        steps = self._carry_out(plan, applied)
+        try:
+            for number, _ in enumerate(steps):
+                if number % _STEPS_PER_TURN == _STEPS_PER_TURN - 1:
+                    await asyncio.sleep(0)
+        finally:
+            for _ in steps:
+                pass
+
+    def _carry_out(self, plan: Plan, applied: Applied) -> Iterator[None]:
         for listening in plan.release:
             self._close(listening)
         for service_port in plan.update:
-            backends = self._backends.get(service_port.name)
-            if backends is None:
-                backends = Backends(
-                    service_port.name, self._make_balancer, cross_family=self._engine.settings.cross_family
-                )
-                self._backends[service_port.name] = backends
-            backends.update(service_port)
-            if service_port.protocol is L4Protocol.UDP:
-                self._end_sessions_of_removed_endpoints(service_port.name, service_port.listen)
-            steps = await self._let_others_run(steps)
-        bound: dict[Listening, ListenAddress] = {}
-        failures: dict[ServicePortName, tuple[ListenFailed, ...]] = {}
+            self._update(service_port)
+            yield
         for name, addresses in _by_name(plan.open).items():
             opened, refused = self._open(name, addresses)
-            bound.update(opened)
+            applied.bound.update(opened)
             if refused:
-                failures[name] = refused
-            steps = await self._let_others_run(steps)
+                applied.failures[name] = refused
+            yield
         for listening in plan.close:
             self._close(listening)
-            steps = await self._let_others_run(steps)
+            yield
         for name in plan.remove:
-            del self._backends[name]
+            self._backends.pop(name).hand_over(self._past)
             self._engine.forget(name)
-        return Applied(bound, failures)
 
     def counters(self) -> Counters:
-        """Return a reading of all counters."""
+        """Return a reading of all counters. Takes about 3 µs for each endpoint: for many, see `live_counters`."""
+        service_ports = {name: backends.total() for name, backends in self._backends.items()}
         return Counters(
             endpoints={name: backends.counters() for name, backends in self._backends.items()},
+            service_ports=service_ports,
+            total=add_up((self._past.total(), *service_ports.values())),
             open_connections=len(self._engine.relay),
             open_sessions=len(self._sessions),
             accept_errors=self._engine.accept_errors,
+            dropped_datagrams=self._engine.dropped_datagrams,
+            evicted_sessions=self._sessions.evicted,
+        )
+
+    def live_counters(self) -> LiveCounters:
+        """Return the counters for reading one service port after the other."""
+        return LiveCounters(
+            service_ports=tuple(self._backends.values()),
+            gone=self._past.total(),
+            open_connections=len(self._engine.relay),
+            open_sessions=len(self._sessions),
+            accept_errors=self._engine.accept_errors + self._engine.gate.times_closed,
             dropped_datagrams=self._engine.dropped_datagrams,
             evicted_sessions=self._sessions.evicted,
         )
@@ -102,8 +118,9 @@ class DataPlane:
         """Stop listening at once, then wait for the open connections to end, at most `timeout_s` seconds."""
         for listening in list(self._listeners):
             self._close(listening)
-        for _ in range(round(timeout_s / _DRAIN_POLL_S)):
-            if not len(self._engine.relay) and not self._engine.dials:
+        give_up_at = self._engine.loop.time() + timeout_s
+        while len(self._engine.relay) or self._engine.dials:
+            if self._engine.loop.time() >= give_up_at:
                 return
             await asyncio.sleep(_DRAIN_POLL_S)
 
@@ -114,30 +131,53 @@ class DataPlane:
         self._sessions.end_all()
         self._engine.close()
 
+    def _update(self, service_port: ServicePort) -> None:
+        name = service_port.name
+        backends = self._backends.get(name)
+        if backends is None:
+            backends = Backends(name, self._make_balancer, cross_family=self._engine.settings.cross_family)
+            self._backends[name] = backends
+        backends.update(service_port)
+        for address in service_port.listen:
+            listener = self._listeners.get((name, address))
+            if isinstance(listener, UdpListener):
+                listener.end_sessions_of_removed_endpoints()
+
     def _open(
         self, name: ServicePortName, addresses: Iterable[ListenAddress]
     ) -> tuple[dict[Listening, ListenAddress], tuple[ListenFailed, ...]]:
+        """Listen at all of the addresses or at none; held ones are added, each for itself."""
+        addresses = list(addresses)
+        opened, refused = self._open_each(name, [address for address in addresses if not address.is_held])
+        if refused:
+            for listening in opened:
+                self._close(listening)
+            return {}, tuple(refused)
+        held, refused = self._open_each(name, [address for address in addresses if address.is_held])
+        return {**opened, **held}, tuple(refused)
+
+    def _open_each(
+        self, name: ServicePortName, addresses: Iterable[ListenAddress]
+    ) -> tuple[dict[Listening, ListenAddress], list[ListenFailed]]:
         opened: dict[Listening, ListenAddress] = {}
         refused: list[ListenFailed] = []
         for address in addresses:
             try:
                 listener = self._listen(name, address)
             except ListenFailed as error:
-                refused.append(self._name_the_owner(name, address, error))
+                in_use = error.errno_name == "EADDRINUSE"
+                refused.append(self._name_the_owner(name, address, error) if in_use else error)
             else:
                 self._listeners[name, address] = listener
                 opened[name, address] = listener.address
-        if refused:
-            for listening in opened:
-                self._close(listening)
-            opened.clear()
-        return opened, tuple(refused)
+        return opened, refused
 
     def _listen(self, name: ServicePortName, address: ListenAddress) -> TcpListener | UdpListener:
+        sock = bind(address, name.protocol, self._engine.settings.proxy_ports)
         backends = self._backends[name]
         if name.protocol is L4Protocol.TCP:
-            return TcpListener(self._engine, backends, listen_tcp(address))
-        return UdpListener(self._engine, self._sessions, backends, bind_udp(address))
+            return TcpListener(self._engine, backends, address, sock)
+        return UdpListener(self._engine, self._sessions, backends, address, sock)
 
     def _name_the_owner(self, name: ServicePortName, address: ListenAddress, error: ListenFailed) -> ListenFailed:
         """Return an error that names the other service port, where it is one of ours that has the address."""
@@ -146,22 +186,10 @@ class DataPlane:
                 return ListenFailed(str(address), f"in use by {owner}", error.errno_name)
         return error
 
-    def _end_sessions_of_removed_endpoints(self, name: ServicePortName, addresses: Iterable[ListenAddress]) -> None:
-        for address in addresses:
-            listener = self._listeners.get((name, address))
-            if isinstance(listener, UdpListener):
-                listener.end_sessions_of_removed_endpoints()
-
     def _close(self, listening: Listening) -> None:
         listener = self._listeners.pop(listening, None)
         if listener is not None:
             listener.close()
-
-    @staticmethod
-    async def _let_others_run(steps: int) -> int:
-        if steps % _STEPS_PER_TURN == _STEPS_PER_TURN - 1:
-            await asyncio.sleep(0)
-        return steps + 1
 
 
 def default_max_sessions() -> int:

@@ -19,11 +19,13 @@ from collections.abc import Callable
 from typing import Protocol
 
 READABLE = 0x001  # EPOLLIN
+URGENT = 0x002  # EPOLLPRI: reads stop short at the mark of TCP urgent data, which does not mean that all is read
 WRITABLE = 0x004  # EPOLLOUT
 ERROR = 0x008  # EPOLLERR
 HANGUP = 0x010  # EPOLLHUP: neither direction is open any more
 READ_HANGUP = 0x2000  # EPOLLRDHUP: the other side has sent its last byte
 _EDGE_TRIGGERED = 1 << 31
+_STREAM = READABLE | URGENT | READ_HANGUP | _EDGE_TRIGGERED
 
 _EVENTS_PER_POLL = 256
 _POLLS_PER_WAKEUP = 4
@@ -90,7 +92,7 @@ class EpollPoller:
 
     def watch(self, fd: int, handler: Handler) -> None:
         self._handlers[fd] = handler
-        self._epoll.register(fd, READABLE | READ_HANGUP | _EDGE_TRIGGERED)
+        self._epoll.register(fd, _STREAM)
 
     def watch_writable(self, fd: int, handler: Handler) -> None:
         self._handlers[fd] = handler
@@ -102,10 +104,10 @@ class EpollPoller:
 
     def rewatch(self, fd: int, handler: Handler) -> None:
         self._handlers[fd] = handler
-        self._epoll.modify(fd, READABLE | READ_HANGUP | _EDGE_TRIGGERED)
+        self._epoll.modify(fd, _STREAM)
 
     def want_write(self, fd: int) -> None:
-        self._epoll.modify(fd, READABLE | WRITABLE | READ_HANGUP | _EDGE_TRIGGERED)
+        self._epoll.modify(fd, _STREAM | WRITABLE)
 
     def pause_reading(self, fd: int) -> None:
         """An edge is told once, so there is nothing to pause."""
@@ -118,7 +120,8 @@ class EpollPoller:
         self._epoll.unregister(fd)
 
     def close(self, fd: int) -> None:
-        if self._handlers.pop(fd, None) is not None and self._dispatching:
+        self._handlers.pop(fd, None)
+        if self._dispatching:  # also where it is not watched any more: its events may be in this batch
             self._to_close.append(fd)
         else:
             os.close(fd)
@@ -232,7 +235,8 @@ class LoopPoller:
     def _on_readable(self, fd: int) -> None:
         handler = self._handlers.get(fd)
         if handler is not None and fd in self._reading:
-            handler.on_ready(READABLE)
+            # URGENT makes it read until there is nothing: uvloop tells of a socket that was reset only once.
+            handler.on_ready(READABLE | URGENT)
 
     def _on_writable(self, fd: int) -> None:
         handler = self._handlers.get(fd)

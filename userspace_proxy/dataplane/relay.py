@@ -17,9 +17,9 @@ from os import read, write
 
 from userspace_proxy.dataplane.backends import Tally, Target
 from userspace_proxy.dataplane.parting import Partings
-from userspace_proxy.dataplane.poller import ERROR, HANGUP, READ_HANGUP, WRITABLE, Poller
+from userspace_proxy.dataplane.poller import ERROR, HANGUP, READ_HANGUP, URGENT, WRITABLE, Poller
 from userspace_proxy.dataplane.settings import DataPlaneSettings
-from userspace_proxy.dataplane.sockets import borrowed
+from userspace_proxy.dataplane.sockets import borrowed, is_closed
 from userspace_proxy.dataplane.splice import CAN_SPLICE, SPLICE_FLAGS, Pipe, PipePool, splice
 from userspace_proxy.dataplane.sweeper import Sweeper
 
@@ -35,9 +35,10 @@ class Side:
 
     __slots__ = (
         "_bulk_from",
-        "_hangup",
+        "_fin_came",
         "_pipe",
         "_relay",
+        "_told",
         "_unwritten",
         "ended",
         "family",
@@ -61,7 +62,8 @@ class Side:
         self.moved = 0
         self.ended = self.lost = self.was_reset = False
         self._bulk_from = 0  # what had been moved when the last small message was seen
-        self._hangup = 0  # remembered, as an edge may come while this direction waits
+        self._fin_came = False  # told of while the socket lived
+        self._told = 0  # beyond readability; remembered, as an edge may come while this direction waits
         self._unwritten: memoryview | None = None
         self._pipe: Pipe | None = None
 
@@ -72,16 +74,28 @@ class Side:
             if self.fd < 0:
                 return
         if events & ~WRITABLE:
-            self._hangup |= events & (READ_HANGUP | ERROR | HANGUP)
+            beyond = events & (URGENT | READ_HANGUP | ERROR | HANGUP)
+            if beyond:
+                self._told |= beyond
+                self._fin_came |= beyond & (READ_HANGUP | ERROR) == READ_HANGUP
             self.pump()
+            if beyond & ERROR and self.fd >= 0:  # dead, but its peer takes the last words slowly, or never
+                self._relay.watch_half_closed(self)
+
+    @property
+    def is_dead(self) -> bool:
+        """Tell whether the socket is known to have been reset, though its last bytes are not passed on yet."""
+        return self.lost or bool(self._told & ERROR)
 
     def pump(self) -> None:
         """Move bytes to the peer until there are none, or it has no room, or others are due."""
+        if self.fd < 0:  # a turn that was put off comes too late
+            return
         peer = self.peer
-        if self.fd < 0 or peer.lost or self._unwritten is not None or (self._pipe is not None and self._pipe.held):
+        if peer.lost or self._unwritten is not None or (self._pipe is not None and self._pipe.held):
             return
         if self.ended:
-            if self._hangup & HANGUP:
+            if self._told & HANGUP:
                 self._die_after_end()
             return
         for _ in range(_TURNS):
@@ -116,9 +130,9 @@ class Side:
             if size < _CHUNK:
                 if size < _SMALL:
                     self._bulk_from = self.moved
-                if not self._hangup:
+                if not self._told:  # all is read; but at urgent data a read stops short
                     return
-                if not self._hangup & (ERROR | HANGUP):  # only a FIN is behind these bytes: spare the read of it
+                if self._told == READ_HANGUP:  # only a FIN is behind these bytes: spare the read of it
                     self._end()
                     return
         self._relay.poller.defer(self.pump)
@@ -142,9 +156,12 @@ class Side:
         pipe.held = size
         self.moved += size
         self.tally.bytes += size
-        if size < _SMALL:
+        if not self._write():
+            return False
+        if size < _SMALL:  # the bulk is over, so others may have the pipe
             self._bulk_from = self.moved
-        return self._write()
+            self.give_back_pipe()
+        return True
 
     def _write(self) -> bool:
         """Write what is held for the peer. Return whether all of it went; if not, wait for room or lose the peer."""
@@ -180,14 +197,14 @@ class Side:
         self.ended = True
         self.give_back_pipe()
         peer = self.peer
-        if self.was_reset:
+        if self.was_reset or self._was_reset_unheard():
             self._relay.part(peer, reset=True)
         elif peer.ended:
             self._relay.close(self)
         else:
             self._relay.poller.pause_reading(self.fd)
             peer.shut_down_writing()
-            if self.lost or self._hangup & HANGUP:
+            if self.lost or self._told & HANGUP:
                 self._relay.part(peer, reset=False)
             else:
                 self._relay.watch_half_closed(self)
@@ -203,6 +220,7 @@ class Side:
     def _lose_peer(self, error: OSError) -> None:
         """Writing failed: the peer takes nothing more, but what it sent before still has to reach this side."""
         peer = self.peer
+        may_be_second_error = self._pipe is not None and self._pipe.held > 0 and not peer._fin_came
         self._unwritten = None
         self.give_back_pipe()
         if self.lost:
@@ -211,10 +229,19 @@ class Side:
             self._relay.part(self, reset=False)
         else:
             peer.lost = True
-            peer.was_reset = error.errno != errno.EPIPE  # EPIPE: the peer's FIN had come before it died
+            # EPIPE: the peer's FIN had come before it died; or a splice met the reset and kept it to itself.
+            peer.was_reset = error.errno != errno.EPIPE or may_be_second_error
             self._relay.poller.pause_reading(self.fd)
             self._relay.watch_half_closed(self)
             peer.pump()
+
+    def _was_reset_unheard(self) -> bool:
+        """Tell whether what looks like a FIN is a reset that a splice to this socket met and did not report.
+
+        A splice that has moved something before the error returns that, and the error is gone: reads then return 0.
+        """
+        pipe = self.peer._pipe
+        return pipe is not None and pipe.held > 0 and not self._fin_came and is_closed(self.fd, self.family)
 
     def shut_down_writing(self) -> None:
         """Send a FIN. A socket that is dead already ignores it: its death shows by itself."""
@@ -310,6 +337,7 @@ class Relay:
     def close_all(self) -> None:
         """Close every connection at once."""
         self._partings.close_all()
+        self._half_closed.clear()
         for client in list(self._targets):
             self.close(client)
 
@@ -330,5 +358,9 @@ class Relay:
         if moved_now != moved:
             self._last_progress[client] = (moved_now, now)
         elif now - since >= self._half_close_timeout_s:
-            self.close(client)
+            dead = next((side for side in (client, client.peer) if side.is_dead), None)
+            if dead is not None:
+                self.part(dead.peer, reset=not dead.ended)
+            else:
+                self.close(client)
         return False

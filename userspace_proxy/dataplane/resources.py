@@ -25,10 +25,9 @@ class DescriptorGate:
         self._timer: asyncio.TimerHandle | None = None
         self._last_logged: float | None = None
 
-    def wait(self, go_on: Callable[[], None], error: OSError | None = None) -> None:
-        """Call `go_on` once, when two descriptors are free. With `error`, the gate closes for this reason."""
-        self._waiting.append(go_on)
-        if error is None or self.is_closed:
+    def close(self, error: OSError) -> None:
+        """Close for this reason, until two descriptors are free."""
+        if self.is_closed:
             return
         self.is_closed = True
         self.times_closed += 1
@@ -38,6 +37,10 @@ class DescriptorGate:
             _log.error("%s: no connection is accepted until others are closed", os.strerror(error.errno or 0).lower())
         self._free_some()
         self._timer = self._loop.call_later(_RETRY_S, self._try_to_open)
+
+    def wait(self, go_on: Callable[[], None]) -> None:
+        """Call `go_on` once, when the gate, which is closed, opens."""
+        self._waiting.append(go_on)
 
     def shutdown(self) -> None:
         """Forget all that waits."""

@@ -15,8 +15,9 @@ class DataPlaneSettings:
 
     `max_sessions` None means min(10,000, a quarter of RLIMIT_NOFILE). `half_close_timeout_s` ends half-closed
     connections on which nothing moves. `cross_family` lets clients of one address family reach endpoints of the other
-    where there are none of theirs. `poller` is `auto` (epoll where there is one), `epoll` or `loop` (the event loop's
-    own readers, for systems without epoll). `use_splice` False copies all bytes.
+    where there are none of theirs. `proxy_ports` are what a listener at port 0 gets one of; None means any free port.
+    `poller` is `auto` (epoll where there is one), `epoll` or `loop` (the event loop's own readers, for systems without
+    epoll). `use_splice` False copies all bytes.
     """
 
     udp_idle_timeout_s: float = 0.25
@@ -24,6 +25,7 @@ class DataPlaneSettings:
     dial_ladder_s: tuple[float, ...] = DIAL_LADDER_S
     half_close_timeout_s: float = 3600.0
     cross_family: bool = True
+    proxy_ports: range | None = None
     poller: Literal["auto", "epoll", "loop"] = "auto"
     use_splice: bool = True
     pipe_pool_bytes: int = 32 << 20

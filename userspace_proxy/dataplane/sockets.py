@@ -8,6 +8,7 @@ import os
 import socket
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 
 from userspace_proxy.core.errors import ListenFailed
 from userspace_proxy.core.model import IPFamily, ListenAddress, family_of
@@ -20,6 +21,7 @@ BACKLOG = 4096
 KEEP_ALIVE_S = 15
 UDP_BUFFER_BYTES = 4 << 20  # performance.md: with the default 6 % of the datagrams of 1,000 flows are lost
 
+_TCP_CLOSE = 7  # Linux: a struct tcp_info starts with the state
 _SO_SNDBUFFORCE = 32
 _SO_RCVBUFFORCE = 33
 _KEEP_IDLE = getattr(socket, "TCP_KEEPIDLE", getattr(socket, "TCP_KEEPALIVE", None))  # Linux, macOS
@@ -65,10 +67,10 @@ def new_datagram_socket(family: int) -> socket.SocketType:
     return _non_blocking(family, socket.SOCK_DGRAM)
 
 
-def bound_address(sock: socket.socket) -> ListenAddress:
-    """Return where the socket is bound, with the port that the system chose."""
-    name = sock.getsockname()
-    return ListenAddress(name[0], name[1])
+def bound_address(sock: socket.socket, asked: ListenAddress) -> ListenAddress:
+    """Return where the socket is bound: the address asked for, with the port that the system chose."""
+    port: int = sock.getsockname()[1]
+    return replace(asked, port=port)
 
 
 def set_stream_options(sock: socket.SocketType) -> None:
@@ -98,6 +100,15 @@ def borrowed(fd: int, family: int) -> Iterator[socket.socket]:
         yield sock
     finally:
         sock.detach()
+
+
+def is_closed(fd: int, family: int) -> bool:
+    """Tell whether a TCP connection was reset or is over both ways. Linux only.
+
+    POLLHUP would not do: it also means two half-closes with bytes still on their way.
+    """
+    with borrowed(fd, family) as sock:
+        return sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 1)[0] == _TCP_CLOSE
 
 
 def error_name(error: OSError) -> str:

@@ -41,6 +41,9 @@ class Sweeper(Generic[Item]):
         """Forget all items and return them."""
         items = list(self._items)
         self._items.clear()
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
         return items
 
     def _sweep(self) -> None:

@@ -10,6 +10,7 @@ import asyncio
 import errno
 import logging
 import socket
+from time import monotonic  # the loop's own time stands still within a turn, and has only milliseconds in uvloop
 
 from userspace_proxy.core.errors import NoEndpoints
 from userspace_proxy.core.model import WILDCARDS, Endpoint, ListenAddress
@@ -17,16 +18,20 @@ from userspace_proxy.core.sessions import SessionTable
 from userspace_proxy.dataplane.backends import Backends, Target
 from userspace_proxy.dataplane.engine import Engine
 from userspace_proxy.dataplane.packet_info import CONTROL_BYTES, ControlMessage, reply_control, request_packet_info
-from userspace_proxy.dataplane.sockets import OUT_OF_RESOURCES, bound_address, new_datagram_socket
+from userspace_proxy.dataplane.sockets import (
+    LOCAL_FAULTS,
+    OUT_OF_RESOURCES,
+    bound_address,
+    new_datagram_socket,
+)
 
 _MAX_DATAGRAM = 65535
 _MAX_BATCH = 256
-_REPLIES_PER_TURN = 16
 _EXPIRY_GRANULARITY_S = 0.01
 _UNREACHABLE = frozenset({errno.ECONNREFUSED, errno.EHOSTUNREACH, errno.ENETUNREACH, errno.EHOSTDOWN})
 
 ClientAddress = tuple[str, int] | tuple[str, int, int, int]
-SessionKey = tuple[int, ClientAddress, ControlMessage | None]
+ClientKey = ClientAddress | tuple[ClientAddress, ControlMessage | None]
 
 _log = logging.getLogger(__name__)
 
@@ -37,19 +42,15 @@ class Sessions:
     def __init__(self, loop: asyncio.AbstractEventLoop, *, idle_timeout_s: float, capacity: int) -> None:
         self.evicted = 0
         self._loop = loop
-        self._table: SessionTable[SessionKey, UdpSession] = SessionTable(
-            idle_timeout_s=idle_timeout_s, capacity=capacity
-        )
-        self.get = self._table.get
-        self.renew = self._table.renew
+        self._table: SessionTable[UdpSession] = SessionTable(idle_timeout_s=idle_timeout_s, capacity=capacity)
         self._timer: asyncio.TimerHandle | None = None
 
     def __len__(self) -> int:
         return len(self._table)
 
-    def add(self, session: UdpSession, *, now: float) -> None:
+    def add(self, session: UdpSession) -> None:
         """Add a session; the longest idle ones end when there are too many."""
-        for evicted in self._table.add(session.key, session, now=now):
+        for evicted in self._table.add(session):
             self.evicted += 1
             evicted.close()
         if self._timer is None:
@@ -57,12 +58,12 @@ class Sessions:
 
     def end(self, session: UdpSession) -> None:
         """End a session now."""
-        self._table.remove(session.key)
+        self._table.remove(session)
         session.close()
 
     def end_all(self) -> None:
         """End all sessions now."""
-        for _, session in self._table:
+        for session in self._table:
             self.end(session)
         if self._timer is not None:
             self._timer.cancel()
@@ -71,12 +72,12 @@ class Sessions:
     def _schedule(self) -> None:
         next_expiry = self._table.next_expiry()
         if next_expiry is not None:
-            at = max(next_expiry, self._loop.time() + _EXPIRY_GRANULARITY_S)
-            self._timer = self._loop.call_at(at, self._expire)
+            delay_s = max(next_expiry - monotonic(), _EXPIRY_GRANULARITY_S)
+            self._timer = self._loop.call_later(delay_s, self._expire)
 
     def _expire(self) -> None:
         self._timer = None
-        for session in self._table.expire(now=self._loop.time()):
+        for session in self._table.expire(now=monotonic()):
             session.close()
         self._schedule()
 
@@ -84,16 +85,17 @@ class Sessions:
 class UdpSession:
     """One client of one listener, and the socket that talks to its endpoint."""
 
-    __slots__ = ("_listener", "_reply_from", "_sock", "_tried", "client", "key", "target")
+    __slots__ = ("_client", "_key", "_listener", "_reply_from", "_sock", "_tried", "active_s", "target")
 
     def __init__(
-        self, listener: UdpListener, key: SessionKey, client: ClientAddress, reply_from: ControlMessage | None
+        self, listener: UdpListener, key: ClientKey, client: ClientAddress, reply_from: ControlMessage | None
     ) -> None:
+        self.active_s = monotonic()
+        self.target: Target | None = None  # set from when it is picked until it refuses
         self._listener = listener
-        self.key = key
-        self.client = client
+        self._key = key
+        self._client = client
         self._reply_from = reply_from
-        self.target: Target | None = None
         self._sock: socket.SocketType | None = None  # None until the first datagram, and after a refusal
         self._tried: tuple[Endpoint, ...] = ()
 
@@ -103,10 +105,12 @@ class UdpSession:
         for _ in listener.engine.settings.dial_ladder_s:
             try:
                 (self._sock or self._connect()).send(data)
-            except NoEndpoints:
+            except NoEndpoints as error:
+                listener.engine.complain(listener.backends.name, f"a datagram was dropped, as {error}")
+                listener.sessions.end(self)  # others may need its place
                 break
             except OSError as error:
-                if error.errno not in _UNREACHABLE:
+                if not self._is_endpoints_fault(error):
                     listener.drop(error)
                     return
                 self._leave_endpoint(error)
@@ -117,40 +121,56 @@ class UdpSession:
         listener.engine.dropped_datagrams += 1
 
     def on_ready(self, events: int) -> None:
-        """The endpoint has answered or refused."""
+        """The endpoint has answered or refused.
+
+        One reply a turn: the poller tells again, while a second receive would mostly find nothing (1.2 times the
+        round trips with 64 flows).
+        """
+        if self._sock is None or self.target is None:
+            return
+        try:
+            data = self._sock.recv(_MAX_DATAGRAM)
+        except BlockingIOError:
+            return
+        except OSError as error:
+            self._leave_endpoint(error)
+            return
         listener = self._listener
-        for _ in range(_REPLIES_PER_TURN):
-            if self._sock is None or self.target is None:
-                return
-            try:
-                data = self._sock.recv(_MAX_DATAGRAM)
-            except BlockingIOError:
-                return
-            except OSError as error:
-                self._leave_endpoint(error)
-                return
-            self._tried = ()
-            self.target.to_client.bytes += len(data)
-            listener.sessions.renew(self.key, now=listener.engine.loop.time())
-            listener.reply(data, self.client, self._reply_from)
+        self.active_s = monotonic()
+        self._tried = ()
+        self.target.to_client.bytes += len(data)
+        listener.reply(data, self._client, self._reply_from)
 
     def close(self) -> None:
         """End the session: close the socket to the endpoint and let the listener forget it."""
         self._disconnect()
-        self._listener.open_sessions.discard(self)
+        self._listener.open_sessions.pop(self._key, None)
 
     def _connect(self) -> socket.SocketType:
-        """Return a socket connected to the endpoint that is due. Raises NoEndpoints, OSError."""
+        """Return a socket connected to the endpoint that is due. Raises NoEndpoints, OSError.
+
+        After a fault of this host the same endpoint is still due.
+        """
         listener = self._listener
-        now = listener.engine.loop.time()
-        target = listener.backends.pick(listener.address.family, self.client[0], now=now, tried=self._tried)
+        if self.target is None:
+            now = listener.engine.loop.time()
+            self.target = listener.backends.pick(listener.origin, self._client[0], now=now, tried=self._tried)
+        target = self.target
         sock = new_datagram_socket(target.socket_family)
-        self._sock, self.target = sock, target
+        try:
+            sock.connect(target.socket_address)
+        except OSError:
+            sock.close()
+            raise
+        self._sock = sock
         target.sessions += 1
         target.open_sessions += 1
         listener.engine.poller.watch_level(sock.fileno(), self)
-        sock.connect(target.socket_address)
         return sock
+
+    def _is_endpoints_fault(self, error: OSError) -> bool:
+        """Tell whether another endpoint may do better: where sending failed, only if this one is unreachable."""
+        return error.errno in _UNREACHABLE if self._sock is not None else error.errno not in LOCAL_FAULTS
 
     def _leave_endpoint(self, error: OSError) -> None:
         """The endpoint refused. The session stays, so that the client's next datagram finds another one."""
@@ -160,26 +180,29 @@ class UdpSession:
         self._tried = (endpoint,) if endpoint in self._tried else (*self._tried, endpoint)
         self._disconnect()
         _log.debug("%s: %s refused a datagram: %s", name, endpoint, error.strerror)
-        self._listener.engine.on_dial_failure(name, endpoint)
+        self._listener.engine.tell_dial_failure(name, endpoint)
 
     def _disconnect(self) -> None:
         if self._sock is not None:
+            assert self.target is not None
+            self.target.open_sessions -= 1
             self._listener.engine.poller.close(self._sock.detach())
             self._sock = None
-        if self.target is not None:
-            self.target.open_sessions -= 1
-            self.target = None
+        self.target = None
 
 
 class UdpListener:
     """One bound datagram socket of one service port. Closing it ends its sessions."""
 
-    def __init__(self, engine: Engine, sessions: Sessions, backends: Backends, sock: socket.socket) -> None:
-        self.address: ListenAddress = bound_address(sock)
+    def __init__(
+        self, engine: Engine, sessions: Sessions, backends: Backends, asked: ListenAddress, sock: socket.socket
+    ) -> None:
+        self.address = bound_address(sock, asked)
+        self.origin = (asked.scope, asked.family)
         self.engine = engine
         self.sessions = sessions
         self.backends = backends
-        self.open_sessions: set[UdpSession] = set()
+        self.open_sessions: dict[ClientKey, UdpSession] = {}
         self._sock = sock
         self._fd = sock.fileno()
         self._batch = 1  # adapts to the load: a single datagram costs no second receive that finds nothing
@@ -188,17 +211,24 @@ class UdpListener:
 
     def on_ready(self, events: int) -> None:
         """Clients have sent something."""
+        now = monotonic()
         received = 0
         try:
             while received < self._batch and self._fd >= 0:
                 if self._wants_packet_info:
                     data, control, _, client = self._sock.recvmsg(_MAX_DATAGRAM, CONTROL_BYTES)
                     reply_from = reply_control(control)
+                    key = (client, reply_from)
                 else:
                     data, client = self._sock.recvfrom(_MAX_DATAGRAM)
-                    reply_from = None
+                    reply_from, key = None, client
                 received += 1
-                self._forward(data, client, reply_from)
+                session = self.open_sessions.get(key)
+                if session is None:
+                    session = self.open_sessions[key] = UdpSession(self, key, client, reply_from)
+                    self.sessions.add(session)
+                session.active_s = now
+                session.forward(data)
         except BlockingIOError:
             self._batch = max(1, received)
         except OSError as error:
@@ -220,30 +250,18 @@ class UdpListener:
         """Count a datagram that could not be forwarded for a reason of this host."""
         self.engine.dropped_datagrams += 1
         if error.errno in OUT_OF_RESOURCES:
-            self.engine.gate.wait(lambda: None, error)
+            self.engine.gate.close(error)
 
     def end_sessions_of_removed_endpoints(self) -> None:
         """End the sessions whose endpoint is one no more, so that their clients find another."""
-        for session in list(self.open_sessions):
-            if session.target is not None and session.target.endpoint not in self.backends:
+        for session in list(self.open_sessions.values()):
+            if session.target is not None and not self.backends.serves(self.origin, session.target.endpoint):
                 self.sessions.end(session)
 
     def close(self) -> None:
         """Stop listening and end all sessions."""
-        for session in list(self.open_sessions):
+        for session in list(self.open_sessions.values()):
             self.sessions.end(session)
         if self._fd >= 0:
             self._fd = -1
             self.engine.poller.close(self._sock.detach())
-
-    def _forward(self, data: bytes, client: ClientAddress, reply_from: ControlMessage | None) -> None:
-        now = self.engine.loop.time()
-        key = (self._fd, client, reply_from)
-        session = self.sessions.get(key)
-        if session is None:
-            session = UdpSession(self, key, client, reply_from)
-            self.open_sessions.add(session)
-            self.sessions.add(session, now=now)
-        else:
-            self.sessions.renew(key, now=now)
-        session.forward(data)

@@ -276,3 +276,29 @@ def test_any_history_gives_the_snapshot_of_the_objects_that_are_left(history: li
             case _:
                 state.snapshot()
     assert state.snapshot() == state_of(*left.values(), node=node).snapshot()
+
+
+def test_changes_may_be_worked_out_a_service_at_a_time() -> None:
+    state = state_of(service(), service("other"), slice_of("web", "10.0.0.1"))
+    pieces = 0
+    while not state.is_settled:
+        state.settle()
+        pieces += 1
+    assert pieces == 2
+    assert {name.service for name in state.snapshot().service_ports} == {"web", "other"}
+    assert state.snapshot() is state.snapshot()
+
+
+def test_a_service_that_cannot_be_worked_out_stays_as_it_was_and_is_tried_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    state = state_of(service(), slice_of("web", "10.0.0.1"))
+    before = state.snapshot()
+    state.upsert(slice_of("web", "10.0.0.2"))
+    with monkeypatch.context() as broken:
+        broken.setattr(state, "_build", lambda key: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            state.settle()
+        assert state.is_settled
+        assert state.snapshot() is before
+    assert addresses(state) == ["10.0.0.2"]

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from userspace_proxy.core.durations import format_duration, parse_duration
+from userspace_proxy.core.durations import Duration, format_duration, parse_duration
 from userspace_proxy.core.errors import ConfigError
 
 
@@ -64,3 +64,10 @@ def test_a_duration_is_printed_as_go_prints_it(seconds: float, text: str) -> Non
 def test_what_is_printed_is_read_back(nanoseconds: int) -> None:
     seconds = nanoseconds / 10**9
     assert parse_duration(format_duration(seconds)) == pytest.approx(seconds, abs=1e-9)
+
+
+def test_a_duration_is_seconds_that_print_as_go_does() -> None:
+    duration = Duration.parse("1h30m")
+    assert duration == 5400.0
+    assert str(duration) == f"{duration}" == "1h30m0s"
+    assert repr(duration) == "Duration(5400.0)"

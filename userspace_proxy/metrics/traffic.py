@@ -1,0 +1,104 @@
+"""What was relayed: in total, for each service port up to a limit, and for each endpoint where that is wanted.
+
+No series tells of a client. A series goes with its service port or endpoint; the totals stay.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from operator import attrgetter
+
+from userspace_proxy.core.counters import EndpointCounters, LiveCounters, add_up
+from userspace_proxy.core.model import ServicePortName
+from userspace_proxy.metrics.exposition import header, label_set
+
+_PREFIX = "userspace_proxy_"
+
+
+@dataclass(frozen=True, slots=True)
+class _Family:
+    """One field of the counters: how its metric is called after the prefix, and what it means."""
+
+    name: str
+    kind: str
+    documentation: str
+    field: str
+
+
+_FAMILIES = (
+    _Family("connections_total", "counter", "TCP connections that were relayed.", "connections"),
+    _Family("open_connections", "gauge", "TCP connections that are relayed now.", "open_connections"),
+    _Family("dial_failures_total", "counter", "Attempts to reach an endpoint that failed.", "dial_failures"),
+    _Family("sessions_total", "counter", "UDP sessions that were opened.", "sessions"),
+    _Family("open_sessions", "gauge", "UDP sessions that are open now.", "open_sessions"),
+    _Family("to_endpoint_bytes_total", "counter", "Payload that clients sent to endpoints.", "bytes_to_endpoint"),
+    _Family("to_client_bytes_total", "counter", "Payload that endpoints sent to clients.", "bytes_to_client"),
+)
+_HOST_FAMILIES = (
+    _Family("accept_errors_total", "counter", "Connections that could not be accepted.", "accept_errors"),
+    _Family("dropped_datagrams_total", "counter", "Datagrams that could not be passed on.", "dropped_datagrams"),
+    _Family("evicted_sessions_total", "counter", "UDP sessions that ended to make room.", "evicted_sessions"),
+)
+
+_Rows = list[tuple[str, EndpointCounters]]
+"""Labels as text, and what was counted."""
+
+
+def traffic_pieces(live: LiveCounters, *, service_port_limit: int, with_endpoints: bool) -> Iterator[str]:
+    """Yield the metrics as text; empty pieces while counters are read.
+
+    The first `service_port_limit` service ports, which are the oldest ones, have series of their own.
+    """
+    total = live.gone
+    service_ports: _Rows = []
+    endpoints: _Rows = []
+    for each in live.service_ports:
+        reading = each.total()
+        total = add_up((total, reading))
+        if len(service_ports) < service_port_limit:
+            labels = _service_port_labels(each.name)
+            service_ports.append((label_set(labels), reading))
+            if with_endpoints:
+                for endpoint, counted in each.counters().items():
+                    endpoints.append((label_set({**labels, "endpoint": str(endpoint)}), counted))
+        yield ""
+    yield from _totals(live, total)
+    left_out = len(live.service_ports) - len(service_ports)
+    yield _single("service_ports", "gauge", "Service ports that are served.", len(live.service_ports))
+    yield _single("service_ports_without_series", "gauge", "Service ports beyond the limit for series.", left_out)
+    yield from _series("service_port_", service_ports)
+    if with_endpoints:
+        yield from _series("endpoint_", endpoints)
+
+
+def _totals(live: LiveCounters, total: EndpointCounters) -> Iterator[str]:
+    for family in _FAMILIES:
+        # What is open is known for the whole at once, while the sum took its time.
+        source: object = live if family.kind == "gauge" else total
+        yield _single(family.name, family.kind, family.documentation, getattr(source, family.field))
+    for family in _HOST_FAMILIES:
+        yield _single(family.name, family.kind, family.documentation, getattr(live, family.field))
+
+
+def _series(level: str, rows: Iterable[tuple[str, EndpointCounters]]) -> Iterator[str]:
+    for family in _FAMILIES:
+        name = f"{_PREFIX}{level}{family.name}"
+        read = attrgetter(family.field)
+        yield header(name, family.kind, family.documentation)
+        for labels, counted in rows:
+            yield f"{name}{labels} {read(counted)}\n"
+
+
+def _single(name: str, kind: str, documentation: str, value: int) -> str:
+    return f"{header(_PREFIX + name, kind, documentation)}{_PREFIX}{name} {value}\n"
+
+
+def _service_port_labels(name: ServicePortName) -> dict[str, str]:
+    """Return labels that do not collide with those that Prometheus gives to what it scrapes."""
+    return {
+        "service_namespace": name.namespace,
+        "service_name": name.service,
+        "service_port": name.port,
+        "protocol": name.protocol.value,
+    }

@@ -1,0 +1,210 @@
+"""Keeps the kernel's rules equal to what is wanted, in all address families: programs, watches, repairs, reports."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+
+from userspace_proxy.core.errors import RedirectFailed
+from userspace_proxy.core.model import IPFamily, ServicePort, ServicePortName
+from userspace_proxy.core.portals import NodeFacts, ProxyPorts, proxy_port_keys
+from userspace_proxy.core.rule import Rule
+from userspace_proxy.core.rules import RuleSet, Style, is_unenforced, rules_of
+from userspace_proxy.redirect.cleanup import of_any_mode, of_iptables_mode, other_ways_in, remove
+from userspace_proxy.redirect.conntrack import Conntrack, flows_of
+from userspace_proxy.redirect.redirector import Outcome, Redirector
+from userspace_proxy.redirect.watch import Watch
+
+SHORTEST_PAUSE_S = 0.5
+PAUSE_PER_CHECK = 10.0
+_WORK_AT_ONCE, _COST_OF_RENDERING = 500, 10  # in service ports that did not change: about a millisecond
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class SyncReport:
+    """How a sync went. `failures` are families without new rules; `refused` are service ports without rules."""
+
+    failures: Mapping[IPFamily, RedirectFailed] = field(default_factory=lambda: MappingProxyType({}))
+    refused: Mapping[tuple[ServicePortName, IPFamily], str] = field(default_factory=lambda: MappingProxyType({}))
+    was_written: bool = False
+
+    @property
+    def is_complete(self) -> bool:
+        return not self.failures and not self.refused
+
+
+class Rendering:
+    """The rules of one family, rendered anew only for service ports that changed."""
+
+    def __init__(self, style: Style) -> None:
+        self._style = style
+        self._node: NodeFacts | None = None
+        self._known: dict[ServicePortName, tuple[ServicePort, tuple[int | None, ...], tuple[Rule, ...]]] = {}
+
+    async def rules(self, service_ports: Iterable[ServicePort], ports: ProxyPorts, node: NodeFacts) -> RuleSet:
+        """Return the rules of these service ports. Lets others have the event loop between portions."""
+        if node != self._node:
+            self._node, self._known = node, {}
+        known, self._known = self._known, {}
+        unenforced = []
+        work = 0
+        for service_port in service_ports:
+            name = service_port.name
+            numbers = tuple(ports.get(key) for key in proxy_port_keys(service_port, node.family))
+            entry = known.get(name)
+            work += 1
+            if entry is None or entry[1] != numbers or (entry[0] is not service_port and entry[0] != service_port):
+                entry = (service_port, numbers, rules_of(service_port, ports, node, self._style))
+                work += _COST_OF_RENDERING
+            self._known[name] = entry
+            if is_unenforced(service_port):
+                unenforced.append(name)
+            if work > _WORK_AT_ONCE:
+                work = 0
+                await asyncio.sleep(0)
+        rules = {name: entry[2] for name, entry in self._known.items() if entry[2]}
+        return RuleSet(node.family, MappingProxyType(rules), tuple(unenforced))
+
+
+class RuleKeeper:
+    """The kernel rules of this node.
+
+    Nothing is touched before the first `apply`. After the first that succeeds, what the iptables mode left is removed,
+    and what stands in other variants, unless `keeps_other_modes`. Rules stay when the keeper is closed.
+    """
+
+    def __init__(
+        self,
+        redirectors: Iterable[Redirector],
+        *,
+        style: Style = Style.FAITHFUL,
+        conntrack: Conntrack | None = None,
+        keeps_other_modes: bool = False,
+    ) -> None:
+        self._redirectors = {redirector.family: redirector for redirector in redirectors}
+        self._renderings = {family: Rendering(style) for family in self._redirectors}
+        self._conntrack = conntrack
+        self._may_have_leftovers = not keeps_other_modes
+        self._last_failures: dict[IPFamily, str] = {}
+        self._turn = asyncio.Lock()
+        self._nodes: Mapping[IPFamily, NodeFacts] = {}
+        self._warned: set[str] = set()
+        self._watch = Watch(self._redirectors.values())
+        if conntrack is None:
+            self._warn_once(
+                "neither the conntrack program nor pyroute2 is installed: UDP clients may be stuck for 30 s"
+            )
+
+    async def apply(
+        self, service_ports: Collection[ServicePort], ports: ProxyPorts, nodes: Mapping[IPFamily, NodeFacts]
+    ) -> SyncReport:
+        """Lead traffic to these proxy ports. A family without node facts gets no rules of ours.
+
+        Failures are logged and in the report; `run` tries again. Never raises RedirectFailed.
+        """
+
+        async def replace(redirector: Redirector) -> Outcome:
+            self._nodes = nodes
+            family = redirector.family
+            if family not in nodes:
+                return await redirector.replace(RuleSet(family))
+            rules = await self._renderings[family].rules(service_ports, ports, nodes[family])
+            for name in rules.unenforced:
+                self._warn_once(f"{name}: loadBalancerSourceRanges has no effect here: no load-balancer IP is known")
+            return await redirector.replace(rules)
+
+        async with self._turn:
+            return await self._sync(replace)
+
+    async def check(self) -> SyncReport:
+        """Put right what others changed and try again what failed. Never raises RedirectFailed."""
+        async with self._turn:
+            return await self._sync(Redirector.repair)
+
+    async def run(self, sync_period_s: float = 30.0) -> None:
+        """Check whenever somebody else changed rules, and at least every `sync_period_s` seconds, until cancelled."""
+        loop = asyncio.get_running_loop()
+        while True:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(sync_period_s):
+                    await self._watch.changed()
+            began = loop.time()
+            if (await self.check()).was_written:
+                _log.warning("another program had changed our kernel rules; they are right again")
+            # Others may change rules of their own many times a second: looking costs at most a tenth of the time.
+            await asyncio.sleep(max(SHORTEST_PAUSE_S, PAUSE_PER_CHECK * (loop.time() - began)))
+
+    async def close(self) -> None:
+        """Give back sockets and processes. The rules stay."""
+        self._watch.close()
+        for redirector in self._redirectors.values():
+            await redirector.close()
+
+    async def _sync(self, step: Callable[[Redirector], Awaitable[Outcome]]) -> SyncReport:
+        failures: dict[IPFamily, RedirectFailed] = {}
+        refused: dict[tuple[ServicePortName, IPFamily], str] = {}
+        was_written = False
+        for family, redirector in self._redirectors.items():
+            try:
+                outcome = await step(redirector)
+            except RedirectFailed as error:
+                failures[family] = error
+                if self._last_failures.get(family) != str(error):
+                    _log.error("%s rules could not be programmed: %s; trying again", family.name, error)
+                continue
+            was_written |= outcome.was_written
+            refused |= {(name, family): reason for name, reason in outcome.refused.items()}
+            self._warn(outcome, family)
+            await self._forget_flows(outcome, family)
+        self._last_failures = {family: str(error) for family, error in failures.items()}
+        if not failures and self._redirectors:
+            await self._remove_leftovers()
+        return SyncReport(failures, refused, was_written)
+
+    def _warn(self, outcome: Outcome, family: IPFamily) -> None:
+        for match in sorted(outcome.lacking):
+            self._warn_once(f"this kernel has no {match} match for {family.name}: rules that need it are left out")
+        for name, reason in outcome.refused.items():
+            self._warn_once(f"{name}: its rules were refused: {reason}")
+
+    def _warn_once(self, text: str) -> None:
+        if text not in self._warned:
+            self._warned.add(text)
+            _log.warning("%s", text)
+
+    async def _forget_flows(self, outcome: Outcome, family: IPFamily) -> None:
+        """Make UDP clients find the rules that stand now."""
+        if self._conntrack is None or not outcome.was_written:
+            return
+        node = self._nodes.get(family)
+        local = node.local_addresses if node else ()
+        try:
+            await self._conntrack.forget(flows_of((*outcome.added, *outcome.removed), family, local))
+        except RedirectFailed as error:
+            self._warn_once(f"UDP flows could not be deleted: {error}")
+
+    async def _remove_leftovers(self) -> None:
+        """Remove the iptables mode's rules, and all in other variants, once ours stand. Tried until it succeeds."""
+        if not self._may_have_leftovers:
+            return
+        removed: list[str] = []
+        errors: list[RedirectFailed] = []
+        for family, redirector in self._redirectors.items():
+            elsewhere = await remove(await other_ways_in(family, redirector.backend_name), of_any_mode)
+            removed += elsewhere.removed
+            errors += elsewhere.errors
+            try:
+                removed += await redirector.remove(of_iptables_mode)
+            except RedirectFailed as error:
+                errors.append(error)
+        for failure in errors:
+            self._warn_once(f"what another mode left could not be removed: {failure}")
+        if removed:
+            _log.info("removed %d chains that another mode or variant had left", len(removed))
+        self._may_have_leftovers = bool(errors)

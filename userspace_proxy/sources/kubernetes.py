@@ -1,0 +1,195 @@
+"""The desired state of a cluster, followed: services, endpoint slices and this node, as one snapshot after the other.
+
+async with ApiConnection(load_access(kubeconfig)) as connection, asyncio.TaskGroup() as tasks:
+    source = KubernetesSource(connection)
+    tasks.create_task(source.run())
+    while True:
+        await proxy.apply(await source.next_snapshot())
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+import time
+from dataclasses import dataclass, field
+
+from userspace_proxy.core.desired import DesiredState
+from userspace_proxy.core.endpoints import NodeFacts
+from userspace_proxy.core.errors import ApiRefused
+from userspace_proxy.core.model import Snapshot
+from userspace_proxy.core.objects import Endpoints, EndpointSlice, KubernetesObject, Node, Service
+from userspace_proxy.sources.connection import ApiConnection
+from userspace_proxy.sources.pace import Clock, Pace, Sleep, keep_out_of_collections
+from userspace_proxy.sources.reflector import Reflector, WatchSettings
+from userspace_proxy.sources.report import Report, WatchHealth
+from userspace_proxy.sources.resources import ObjectT, Resource, endpoint_slices, endpoints, services, this_node
+from userspace_proxy.sources.this_node import ThisNode, observe
+
+_RETRY_S = 10.0
+_COLLECTED_TOGETHER = 50  # services: changes free as much as they make, so Python itself would let thousands pile up
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class KubernetesSettings:
+    """What is followed: all namespaces or those named, and the node `node_name`, if it is named.
+
+    An empty `node_name` means that topology hints and the policies `Local` do not apply.
+    `work_s` and `rest_s` are how long the source works at a time, and how long it then leaves the event loop alone.
+    """
+
+    namespaces: tuple[str, ...] = ()
+    node_name: str = ""
+    watch: WatchSettings = field(default_factory=WatchSettings)
+    work_s: float = 0.001
+    rest_s: float = 0.001
+
+
+class KubernetesSource:
+    """Follows a cluster while `run` runs. Everything it knows is in `desired`.
+
+    `build_errors` counts services whose state could not be worked out; they stay as they were and are tried again.
+    """
+
+    def __init__(
+        self,
+        connection: ApiConnection,
+        settings: KubernetesSettings | None = None,
+        *,
+        desired: DesiredState | None = None,
+        rng: random.Random | None = None,
+        sleep: Sleep = asyncio.sleep,
+        clock: Clock = time.monotonic,
+    ) -> None:
+        self._connection = connection
+        self._settings = settings or KubernetesSettings()
+        self._desired = desired or DesiredState()
+        self._rng = rng or random.Random()
+        self._sleep = sleep
+        self._clock = clock
+        access = connection.access
+        self._report = Report(access.server, access.origin, clock=clock, on_listed=self._wake)
+        self._pace = Pace(self._settings.work_s, self._settings.rest_s)
+        self._services: list[Reflector[Service]] = []
+        self._endpoints: dict[str, Reflector[EndpointSlice] | Reflector[Endpoints]] = {}
+        self._has_changed = asyncio.Event()
+        self._handed_out: Snapshot | None = None
+        self._node: ThisNode | None = None
+        self._settled = 0
+        self.build_errors = 0
+        if self._settings.node_name:
+            self._desired.set_node(NodeFacts(self._settings.node_name))
+
+    @property
+    def has_synced(self) -> bool:
+        """Whether the first lists of services and of endpoints are complete."""
+        followed = [*self._services, *self._endpoints.values()]
+        return bool(followed) and all(each.is_listed for each in followed)
+
+    @property
+    def node(self) -> ThisNode | None:
+        """This node as last heard of; None before."""
+        return self._node
+
+    def watches(self) -> tuple[WatchHealth, ...]:
+        """Return how each list and watch does."""
+        return self._report.watches()
+
+    async def run(self) -> None:
+        """Follow the cluster until cancelled."""
+        namespaces = self._settings.namespaces or ("",)
+        self._services = [self._reflector(services(namespace)) for namespace in namespaces]
+        slices = {namespace: self._reflector(endpoint_slices(namespace)) for namespace in namespaces}
+        self._endpoints = {**slices}
+        async with asyncio.TaskGroup() as tasks:
+            for each in self._services:
+                tasks.create_task(each.run())
+            for namespace, reflector in slices.items():
+                tasks.create_task(self._follow_endpoints(namespace, reflector))
+            if self._settings.node_name:
+                tasks.create_task(self._reflector(this_node(self._settings.node_name)).run())
+
+    async def next_snapshot(self) -> Snapshot:
+        """Return the state of the cluster once it differs from the last one returned.
+
+        The first one comes when services and endpoints have both been listed, even if there are none.
+        """
+        while True:
+            await self._has_changed.wait()
+            self._has_changed.clear()
+            if not self.has_synced:
+                continue
+            await self._settle()
+            snapshot = self._desired.snapshot()
+            for notice in self._desired.take_notices():
+                _log.warning("%s", notice)
+            if snapshot is not self._handed_out:
+                self._handed_out = snapshot
+                return snapshot
+
+    async def _settle(self) -> None:
+        """Work out what has changed, a service at a time. One that fails never stops another."""
+        self._pace.start()
+        while not self._desired.is_settled:
+            try:
+                self._desired.settle()
+            except Exception:
+                self.build_errors += 1
+                _log.exception("a service cannot be worked out; it stays as it was, and is tried again")
+                asyncio.get_running_loop().call_later(_RETRY_S, self._wake)
+            self._settled += 1
+            if self._settled % _COLLECTED_TOGETHER == 0:
+                keep_out_of_collections()
+            await self._pace.breathe()
+
+    async def _follow_endpoints(self, namespace: str, slices: Reflector[EndpointSlice]) -> None:
+        try:
+            await slices.run()
+        except ApiRefused as refused:
+            _log.info("%s; endpoints are followed instead, which are deprecated", refused)
+            fallback = self._reflector(endpoints(namespace))
+            self._endpoints[namespace] = fallback
+            await fallback.run()
+
+    def _reflector(self, resource: Resource[ObjectT]) -> Reflector[ObjectT]:
+        return Reflector(
+            self._connection,
+            resource,
+            self,
+            self._report,
+            self._settings.watch,
+            pace=self._pace,
+            rng=self._rng,
+            sleep=self._sleep,
+            clock=self._clock,
+        )
+
+    def upsert(self, each: KubernetesObject | Node) -> None:
+        """Take in an object. For reflectors."""
+        if isinstance(each, Node):
+            self._observe(observe(each))
+        else:
+            self._desired.upsert(each)
+            self._wake()
+
+    def delete(self, kind: type[KubernetesObject | Node], namespace: str, name: str) -> None:
+        """Forget an object. For reflectors."""
+        if issubclass(kind, Node):
+            if self._node is not None:
+                self._observe(self._node.deleted())
+        else:
+            self._desired.delete(kind, namespace, name)
+            self._wake()
+
+    def _observe(self, node: ThisNode) -> None:
+        if self._node is not None and self._node.is_eligible and not node.is_eligible:
+            _log.warning("this node, %s, is going away", node.name)
+        self._node = node
+        self._desired.set_node(node.facts)
+        self._wake()
+
+    def _wake(self) -> None:
+        self._has_changed.set()

@@ -1,0 +1,69 @@
+"""What is asked of the API server: one path and its selectors for each kind of object."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Generic, TypeVar
+from urllib.parse import quote
+
+from userspace_proxy.core.objects import (
+    HEADLESS_LABEL,
+    SERVICE_PROXY_NAME_LABEL,
+    Endpoints,
+    EndpointSlice,
+    Node,
+    Service,
+)
+
+ObjectT = TypeVar("ObjectT", Service, EndpointSlice, Endpoints, Node)
+
+_OURS = f"!{SERVICE_PROXY_NAME_LABEL}"
+_OURS_WITH_CLUSTER_IP = f"{_OURS},!{HEADLESS_LABEL}"
+
+
+@dataclass(frozen=True, slots=True)
+class Resource(Generic[ObjectT]):
+    """A collection of objects of one kind that is listed and watched.
+
+    `name` is what RBAC calls it, with its API group; `path` is relative to the server's URL. `is_optional` is set where
+    an API server may lack the whole kind.
+    """
+
+    kind: type[ObjectT]
+    name: str
+    path: str
+    selectors: Mapping[str, str] = field(default_factory=dict)
+    is_optional: bool = False
+
+    def __str__(self) -> str:
+        namespace = self.path.partition("/namespaces/")[2].partition("/")[0]
+        return f"{self.name} in namespace {namespace}" if namespace else self.name
+
+
+def services(namespace: str = "") -> Resource[Service]:
+    """All services that are not another proxy's."""
+    path = _path("/api/v1", namespace, "services")
+    return Resource(Service, "services", path, {"labelSelector": _OURS_WITH_CLUSTER_IP})
+
+
+def endpoint_slices(namespace: str = "") -> Resource[EndpointSlice]:
+    """All slices of services with a cluster IP."""
+    path = _path("/apis/discovery.k8s.io/v1", namespace, "endpointslices")
+    selectors = {"labelSelector": _OURS_WITH_CLUSTER_IP}
+    return Resource(EndpointSlice, "endpointslices.discovery.k8s.io", path, selectors, is_optional=True)
+
+
+def endpoints(namespace: str = "") -> Resource[Endpoints]:
+    """What slices replace; for API servers that do not have slices."""
+    path = _path("/api/v1", namespace, "endpoints")
+    return Resource(Endpoints, "endpoints", path, {"labelSelector": _OURS_WITH_CLUSTER_IP})
+
+
+def this_node(name: str) -> Resource[Node]:
+    """One node."""
+    return Resource(Node, "nodes", "/api/v1/nodes", {"fieldSelector": f"metadata.name={name}"})
+
+
+def _path(group: str, namespace: str, plural: str) -> str:
+    return f"{group}/namespaces/{quote(namespace, safe='')}/{plural}" if namespace else f"{group}/{plural}"
