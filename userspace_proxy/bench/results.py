@@ -15,12 +15,14 @@ UNKNOWN_BACKEND = "?"
 class Balance(Struct, kw_only=True):
     """Who was sent where. Only sums, so that repetitions can be added up.
 
-    `eligible` are the endpoints that could be chosen all the time. Pairs are two connections in succession, of one
+    `eligible` are the endpoints that could be chosen all the time; where their names are not known, `endpoints` says
+    how many there should be. Pairs are two connections in succession, of one
     client or of anyone; by chance alone the two meet the same backend with `expected` probability. Cycle violations are
     connections, one after the other, that met another backend than a round robin would have chosen.
     """
 
     eligible: list[str] = field(default_factory=list)
+    endpoints: int = 0
     counts: dict[str, int] = field(default_factory=dict)
     clients: int = 0
     client_pairs: int = 0

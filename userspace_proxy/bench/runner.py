@@ -317,6 +317,7 @@ class Runner:
             affinity_s=test.affinity,
             is_sequential=isinstance(load, Connect) and load.connections == 1 and not test.events,
             is_open_loop=is_open_loop(load),
+            own_endpoints=running.spec.endpoints if isinstance(running.spec, AddressSpec) else 0,
             stall_limit_s=test.checks.stall_limit,
             streams=load.streams if isinstance(load, Download | Upload) else 0,
             events=stage.happened,

@@ -27,7 +27,9 @@ _STICKY_Z = 5.0
 _STICKY_EXCESS = 0.1
 
 
-def tally(assignments: Sequence[Assignment], eligible: Sequence[str], *, is_sequential: bool) -> Balance:
+def tally(
+    assignments: Sequence[Assignment], eligible: Sequence[str], *, is_sequential: bool, endpoints: int = 0
+) -> Balance:
     """Return the sums of connections in the order in which they began."""
     backends = [backend for _, _, backend in assignments]
     by_client: dict[int, list[str]] = {}
@@ -36,10 +38,11 @@ def tally(assignments: Sequence[Assignment], eligible: Sequence[str], *, is_sequ
             by_client.setdefault(client, []).append(backend)
     client_pairs = [pair for met in by_client.values() for pair in pairwise(met)]
     serial_pairs = list(pairwise(backends))
-    size = len(eligible) or len(set(backends))
+    size = len(eligible) or max(endpoints, len(set(backends)))
     violations = _cycle_violations(backends, size) if is_sequential else 0
     return Balance(
         eligible=list(eligible),
+        endpoints=endpoints,
         counts=dict(sorted(Counter(backends).items())),
         clients=len(by_client),
         client_pairs=len(client_pairs),
@@ -58,6 +61,7 @@ def total(balances: Iterable[Balance]) -> Balance:
     for balance in balances:
         result.eligible = list(dict.fromkeys([*result.eligible, *balance.eligible]))
         result.counts = dict(sorted((Counter(result.counts) + Counter(balance.counts)).items()))
+        result.endpoints = balance.endpoints
         result.clients = max(result.clients, balance.clients)
         result.is_sequential = balance.is_sequential
         for name in ("client_pairs", "client_pairs_same", "serial_pairs", "serial_pairs_same", "cycle_checked",
@@ -68,8 +72,13 @@ def total(balances: Iterable[Balance]) -> Balance:
 
 def shares(balance: Balance) -> list[int]:
     """Return how many connections each eligible endpoint got, those without any included."""
-    names = balance.eligible or [name for name in balance.counts if name != UNKNOWN_BACKEND]
-    return [balance.counts.get(name, 0) for name in names]
+    counts = [balance.counts.get(name, 0) for name in names_of(balance)]
+    return counts + [0] * (0 if balance.eligible else balance.endpoints - len(counts))
+
+
+def names_of(balance: Balance) -> list[str]:
+    """Return the names of the eligible endpoints, as far as they are known."""
+    return balance.eligible or [name for name in balance.counts if name != UNKNOWN_BACKEND]
 
 
 def max_to_min(balance: Balance) -> float:
@@ -96,8 +105,8 @@ def judge_distribution(balance: Balance) -> Judgement:
     """Say whether all endpoints are used alike, as far as chance allows."""
     counts = shares(balance)
     number = sum(counts)
-    names = balance.eligible or list(balance.counts)
-    shown = ", ".join(f"{name}: {count}" for name, count in zip(names, counts, strict=False))
+    names = names_of(balance) + ["never seen"] * (len(counts) - len(names_of(balance)))
+    shown = ", ".join(f"{name}: {count}" for name, count in zip(names, counts, strict=True))
     if len(counts) < 2:
         return unknown("there is only one endpoint" if counts else "nobody said which endpoint answered")
     if number / len(counts) < _MIN_EXPECTED:

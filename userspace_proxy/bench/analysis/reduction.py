@@ -61,6 +61,7 @@ class Setting:
     is_open_loop: bool = False
     stall_limit_s: float = 0.1
     streams: int = 0
+    own_endpoints: int = 0
     events: Sequence[Happened] = ()
     journals: Sequence[BackendReport] = field(default_factory=tuple)
 
@@ -136,7 +137,9 @@ def reduce_load(raws: Sequence[Raw], samples: Samples, setting: Setting) -> Load
     if samples.moved:
         _add_streams(result, samples)
     if samples.assignments:
-        result.balance = balance.tally(samples.assignments, setting.eligible, is_sequential=setting.is_sequential)
+        result.balance = balance.tally(
+            samples.assignments, setting.eligible, is_sequential=setting.is_sequential, endpoints=setting.own_endpoints
+        )
         if setting.affinity_s is not None:
             result.affinity = _affinity(samples, setting, setting.affinity_s)
     if any(raw.datagrams for raw in raws):

@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from statistics import fmean
 
-from userspace_proxy.bench.analysis.balance import shares
+from userspace_proxy.bench.analysis.balance import names_of, shares
 from userspace_proxy.bench.analysis.comparison import Comparison
 from userspace_proxy.bench.analysis.metrics import format_value, total_balance
 from userspace_proxy.bench.histograms import curve, merged
@@ -107,7 +107,7 @@ def distribution_plot(by_target: ByTarget, colours: Colours) -> str:
     left = _LEFT + gap / 2
     for target, balance in found.items():
         counts = shares(balance)
-        names = balance.eligible or [name for name in balance.counts if name != "?"]
+        names = names_of(balance) + ["?"] * (len(counts) - len(names_of(balance)))
         total, fair = sum(counts), 1 / len(counts)
         spread = _fair_until(counts) - fair
         for index, (name, count) in enumerate(zip(names, counts, strict=False)):
