@@ -74,6 +74,7 @@ def wrk_result(text: str) -> LoadResult:
         completed=done,
         rate=done / took_s,
         histogram=encode(histogram_of(_samples_with(points))),
+        is_coarse=True,
         failures={kind: count for kind, count in failures.items() if count},
     )
 

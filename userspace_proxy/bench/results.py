@@ -174,13 +174,17 @@ class Limit(Struct, kw_only=True):
 
 
 class LoadResult(Struct, kw_only=True):
-    """What one load met, over all generator processes."""
+    """What one load met, over all generator processes.
+
+    A coarse histogram was made of a few percentiles that another program has printed; nothing beyond them is known.
+    """
 
     kind: str
     sent: int = 0
     completed: int = 0
     rate: float = 0.0
     histogram: str = ""
+    is_coarse: bool = False
     failures: dict[str, int] = field(default_factory=dict)
     moved_bytes: float = 0.0
     streams: list[float] = field(default_factory=list)

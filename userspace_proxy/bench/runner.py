@@ -52,7 +52,8 @@ from userspace_proxy.bench.targets.make import make_target
 _LEAD_S = 0.05
 _HOLD_OPENS_PER_S = 1000
 _MIN_HOLD_WARM_UP_S = 0.5
-_SETTLE_S = 0.1
+_SETTLE_S = 0.03
+_ENDINGS_S = 0.1
 
 Progress = Callable[[float, str], None]
 """Told of the seconds that a step is expected to have taken, and what comes next."""
@@ -180,6 +181,8 @@ class Runner:
         warm_up_s = _warm_up_s(test, float(_or(load.warm_up, self._scenario.warm_up)))
         if isinstance(load, Visits):
             duration_s, warm_up_s = max(duration_s, max(load.at) + 0.2), 0.0
+        if isinstance(load, Endings):
+            duration_s, warm_up_s = _ENDINGS_S, 0.0  # they take the time that they take
         stage = Stage(self._fleet, target, self._endpoints)
         await self._fleet.reports(start_over=True)
         start_at = time.monotonic() + _LEAD_S
@@ -331,7 +334,7 @@ class Runner:
         """Return about how many seconds a test takes on one target."""
         duration_s = float(_or(test.load.duration, self._scenario.duration))
         warm_up_s = _warm_up_s(test, float(_or(test.load.warm_up, self._scenario.warm_up)))
-        return duration_s + warm_up_s + _LEAD_S + _SETTLE_S + 0.1 if test.load.kind != "endings" else 0.5
+        return duration_s + warm_up_s + _LEAD_S + _SETTLE_S + 0.2 if test.load.kind != "endings" else 0.5
 
 
 def _leaves(error: BaseException) -> list[BaseException]:

@@ -11,7 +11,7 @@ from userspace_proxy.bench.quantities import Rate, Seconds, Size
 Positive = Annotated[int, Meta(ge=1)]
 Count = Annotated[int, Meta(ge=0)]
 Share = Annotated[float, Meta(ge=0.0, le=1.0)]
-Name = Annotated[str, Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9 ._-]{0,39}$")]
+Name = Annotated[str, Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9 .,:()+_-]{0,49}$")]
 
 Balance = Literal["round_robin", "even", "any"]
 
@@ -322,18 +322,20 @@ class Test(Base, frozen=True, kw_only=True):
 
 
 def default_tests() -> tuple[Test, ...]:
-    """Return the tests of `bench run` alone: every kind of load, short enough for two targets, thrice, in a minute."""
-    second = Seconds(1)
+    """Return the tests of `bench run` alone: every kind of load, short enough for five rounds in a minute."""
+    short = Seconds(0.4)
     return (
         Test(
-            name="round robin", load=Connect(connections=1, duration=Seconds(0.4)), checks=Checks(balance="round_robin")
+            name="round robin",
+            load=Connect(connections=1, duration=short),
+            checks=Checks(balance="round_robin"),
         ),
-        Test(name="connections", load=Connect(connections=16, duration=second)),
-        Test(name="requests", load=Requests(connections=16, duration=second)),
-        Test(name="fixed rate", load=Requests(connections=32, rate=Rate(1000), duration=second)),
-        Test(name="download", load=Download(streams=4, duration=second)),
-        Test(name="udp", load=Udp(flows=64, rate=Rate(2000), duration=second)),
-        Test(name="endings", load=Endings(each=3)),
+        Test(name="connections", load=Connect(connections=16, duration=short)),
+        Test(name="requests", load=Requests(connections=16, duration=short)),
+        Test(name="fixed rate", load=Requests(connections=32, rate=Rate(1000), duration=short)),
+        Test(name="download", load=Download(streams=4, duration=short)),
+        Test(name="udp", load=Udp(flows=64, rate=Rate(2000), duration=short)),
+        Test(name="endings", load=Endings(each=2)),
     )
 
 
@@ -345,10 +347,10 @@ class Scenario(Base, frozen=True, kw_only=True):
     backends: Backends = Backends()
     tests: Annotated[tuple[Test, ...], Meta(min_length=1)] = field(default_factory=default_tests)
     thresholds: tuple[str, ...] = ()
-    repetitions: Annotated[int, Meta(ge=1, le=1000)] = 3
+    repetitions: Annotated[int, Meta(ge=1, le=1000)] = 5
     seed: int = 1
     duration: Seconds = Seconds(2)
-    warm_up: Seconds = Seconds(0.2)
+    warm_up: Seconds = Seconds(0.1)
     processes: Annotated[int, Meta(ge=0, le=64)] = 0
     pin: bool = True
     confidence: Annotated[float, Meta(gt=0.5, lt=1.0)] = 0.95

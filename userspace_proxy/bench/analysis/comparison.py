@@ -35,8 +35,10 @@ class Comparison:
 class _Pair:
     test: str
     metric: Metric
-    ours: tuple[str, list[float], int]
-    theirs: tuple[str, list[float], int]
+    ours: str
+    theirs: str
+    our_values: dict[int, float]
+    their_values: dict[int, float]
 
 
 def compare_targets(report: Report) -> list[Comparison]:
@@ -73,27 +75,31 @@ def _pairs(test: str, ours: tuple[str, Runs], theirs: tuple[str, Runs], *, open_
             continue  # it is what we have set
         ours_values, theirs_values = _values(metric, ours[1]), _values(metric, theirs[1])
         if metric.of(ours[1]) is not None and metric.of(theirs[1]) is not None:
-            yield _Pair(test, metric, (ours[0], ours_values, len(ours[1])), (theirs[0], theirs_values, len(theirs[1])))
+            yield _Pair(test, metric, ours[0], theirs[0], ours_values, theirs_values)
 
 
-def _values(metric: Metric, runs: Runs) -> list[float]:
-    found = [metric.of([run]) for run in valid_for(metric, runs)]
-    return [value for value in found if value is not None]
+def _values(metric: Metric, runs: Runs) -> dict[int, float]:
+    """Return the value of each valid repetition."""
+    found = {run.repetition: metric.of([run]) for run in valid_for(metric, runs)}
+    return {repetition: value for repetition, value in found.items() if value is not None}
 
 
 def _decide(pairs: Sequence[_Pair], confidence: float, margin: float, seed: int, *, paired: bool) -> list[Comparison]:
     each = 1 - (1 - confidence) / max(1, len(pairs))
     found = []
     for pair in pairs:
-        (ours, our_values, _), (theirs, their_values, _) = pair.ours, pair.theirs
-        ratio = ratio_interval(our_values, their_values, each, paired=paired, seed=seed)
-        if not our_values or not their_values:
+        ours, theirs = pair.our_values, pair.their_values
+        if paired:  # only what was measured in the same round, and valid on both sides
+            both = ours.keys() & theirs.keys()
+            ours, theirs = ({r: values[r] for r in sorted(both)} for values in (ours, theirs))
+        ratio = ratio_interval([*ours.values()], [*theirs.values()], each, paired=paired, seed=seed)
+        if not pair.our_values or not pair.their_values:
             verdict = "invalid"
         elif ratio is None:
             verdict = "unknown"
         else:
             verdict = _verdict(pair.metric, ratio, margin)
-        found.append(Comparison(pair.test, pair.metric, ours, theirs, ratio, verdict))
+        found.append(Comparison(pair.test, pair.metric, pair.ours, pair.theirs, ratio, verdict))
     return found
 
 

@@ -22,6 +22,7 @@ Runs = Sequence[RunResult]
 
 _PERCENTILE = re.compile(r"p(\d{1,2}(?:\.\d+)?)")
 _GB = 1e9
+_COARSE_UP_TO = 99.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +63,8 @@ def total_balance(runs: Runs) -> Balance | None:
 
 def _percentile(percent: float) -> Metric:
     def of(runs: Runs) -> float | None:
+        if percent > _COARSE_UP_TO and any(run.load.is_coarse for run in runs):
+            return None
         return percentile_s(merged(run.load.histogram for run in runs), percent)
 
     return Metric(f"p{percent:g}", "seconds", "lower", of, needs="latency")
@@ -140,11 +143,12 @@ def _from_affinity(take: Callable[[Affinity], float]) -> Callable[[Runs], float 
     return of
 
 
-def _maximum(runs: Runs) -> float | None:
-    return percentile_s(merged(run.load.histogram for run in runs), 100.0)
+_maximum = _percentile(100.0).of
 
 
 def _mean(runs: Runs) -> float | None:
+    if any(run.load.is_coarse for run in runs):
+        return None
     histogram = merged(run.load.histogram for run in runs)
     return float(histogram.get_mean_value()) / 1e9 if histogram.get_total_count() else None
 

@@ -138,7 +138,10 @@ def reduce_load(raws: Sequence[Raw], samples: Samples, setting: Setting) -> Load
         _add_streams(result, samples)
     if samples.assignments:
         result.balance = balance.tally(
-            samples.assignments, setting.eligible, is_sequential=setting.is_sequential, endpoints=setting.own_endpoints
+            samples.assignments,
+            setting.eligible,
+            is_sequential=setting.is_sequential,
+            endpoints=setting.own_endpoints,
         )
         if setting.affinity_s is not None:
             result.affinity = _affinity(samples, setting, setting.affinity_s)

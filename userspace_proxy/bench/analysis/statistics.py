@@ -11,6 +11,7 @@ from statistics import NormalDist, fmean, median, stdev
 _RESAMPLES = 2000
 _SERIES_END = 1e-15
 _MAX_STEPS = 10_000
+_MIN_ROUNDS = 3
 _MAX_LOG = 20.0  # an interval that reaches further says "anything"
 
 
@@ -100,7 +101,7 @@ def ratio_interval(
     The interval is the hull of a bootstrap of the median and of Student's interval of the mean, both of logarithms: the
     bootstrap of three or four values alone is far too narrow. `paired` values were measured in the same round.
     """
-    if min(len(ours), len(theirs)) < 2 or min(*ours, *theirs) <= 0:
+    if min(len(ours), len(theirs)) < _MIN_ROUNDS or min(*ours, *theirs) <= 0:
         return None
     ours, theirs = [math.log(value) for value in ours], [math.log(value) for value in theirs]
     if paired and len(ours) == len(theirs):

@@ -40,7 +40,7 @@ class Flow:
 
     def on_ready(self, events: int) -> None:
         load = self.load
-        for _ in range(_READS_PER_EVENT):
+        for _ in range(load.reads_per_event):
             try:
                 data = self.sock.recv(wire.MAX_DATAGRAM)
             except BlockingIOError:
@@ -69,6 +69,8 @@ class Datagrams:
         self._dues = _dues(job, load)
         self._due = next(self._dues, None)
         self._is_closed_loop = load.rate is None
+        # In a closed loop no more than what was under way: the answers to what is sent now are for the next turn.
+        self.reads_per_event = load.window if self._is_closed_loop else _READS_PER_EVENT
         self._flows: deque[Flow] = deque()
         self._retired: list[Flow] = []
         self._answered: dict[int, Flow] = {}

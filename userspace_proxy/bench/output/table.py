@@ -18,6 +18,7 @@ _MARKS = {
     "fault": ("✗", "bold red"), "suspect": ("?", "yellow"), "good": ("✓", "green"), "unknown": ("·", "dim"),
     "missed": ("✗", "bold red"), "invalid": ("!", "yellow"), "met": ("✓", "green"),
 }  # fmt: skip
+_ANYTHING = 100.0  # an interval that reaches further excludes nothing
 _VERDICT_STYLE = {"better": "green", "worse": "red", "no difference": "dim", "invalid": "yellow", "unknown": "dim"}
 
 
@@ -63,7 +64,10 @@ def print_comparisons(comparisons: Sequence[Comparison], confidence: float, cons
 def ratio_text(comparison: Comparison) -> str:
     """Return the ratio with its interval."""
     ratio = comparison.ratio
-    return "–" if ratio is None else f"{ratio.value:.2f}× [{ratio.low:.2f} – {ratio.high:.2f}]"
+    if ratio is None:
+        return "–"
+    high = f"{ratio.high:.2f}" if ratio.high < _ANYTHING else "∞"
+    return f"{ratio.value:.2f}× [{ratio.low:.2f} – {high}]"
 
 
 def _test_table(summary: TestSummary) -> Table:
