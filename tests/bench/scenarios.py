@@ -103,6 +103,18 @@ SCENARIOS: dict[str, dict[str, object]] = {
             event_test("churn", rate="5/s", lasts="1s", backend=4),
         ],
     },
+    "peers": {
+        "targets": [{"kind": "haproxy"}, {"kind": "nginx"}],
+        "backends": {"count": 3, "spare": 1},
+        "tests": [
+            a_test("connect", {"kind": "connect", "connections": 32, "rate": "200/s", "duration": "500ms"}),
+            event_test("add", backend=4),
+            event_test("remove", backend=2),
+            a_test("affinity", {**_VISITS, "at": ["0s", "200ms"], "duration": "400ms"}, affinity="2s"),
+            a_test("udp", {"kind": "udp", "rate": "300/s", "duration": "500ms"}),
+            a_test("endings", {"kind": "endings", "each": 1}),
+        ],
+    },
     "same": {
         "targets": [faulty("none", udp=False, name="one"), faulty("none", udp=False, name="other")],
         "repetitions": 5,

@@ -93,11 +93,11 @@ def _descriptors(pid: int) -> int:
 
 
 class CostMeter:
-    """Measures what a changing group of processes costs over a stretch of time."""
+    """Measures what a changing group of processes costs over a stretch of time. Make it before the load begins."""
 
     def __init__(self, pids: Callable[[], list[int]]) -> None:
         self._pids = pids
-        self._before = self._after = usage_of(pids())
+        self._base = self._before = self._after = usage_of(pids())
         self._threads_before = self._threads_after = _threads(pids())
         self._wall_s = 0.0
         self._peak_resident, self._peak_descriptors = self._before.resident_bytes, self._before.descriptors
@@ -125,8 +125,8 @@ class CostMeter:
         """The share of the time in which the most starved thread waited for a CPU."""
         return self._busiest(lambda run, wait: wait)
 
-    def cost(self, base: CostMeter | None) -> Cost | None:
-        """Return the cost, compared with what the group held when `base` was made; None where there is no process."""
+    def cost(self) -> Cost | None:
+        """Return the cost, with what the group held when the meter was made; None where there is no process."""
         if not self._pids() or self._wall_s == 0:
             return None
         before, after = self._before, self._after
@@ -142,8 +142,8 @@ class CostMeter:
             peak_descriptors=self._peak_descriptors,
             threads=after.threads,
             proportional_bytes=self._proportional,
-            base_resident_bytes=base._before.resident_bytes if base else 0,
-            base_descriptors=base._before.descriptors if base else 0,
+            base_resident_bytes=self._base.resident_bytes,
+            base_descriptors=self._base.descriptors,
         )
 
     def _sample(self) -> None:

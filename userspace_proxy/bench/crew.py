@@ -12,10 +12,15 @@ from typing import Self
 import msgspec
 
 from userspace_proxy.bench.generator.job import Job, Raw
-from userspace_proxy.bench.processes import Child, StartFailed, start
+from userspace_proxy.bench.processes import Child, start
 from userspace_proxy.bench.quantities import number_of_quantity
+from userspace_proxy.core.errors import ProxyError
 
 _GRACE_S = 30.0
+
+
+class GeneratorFailed(ProxyError):
+    """A generator process broke down, which is nobody's fault but ours."""
 
 
 class Crew:
@@ -43,7 +48,7 @@ class Crew:
             await child.stop()
 
     async def carry_out(self, jobs: Sequence[Job]) -> list[Raw]:
-        """Give each process one job, and return what they saw. Raises StartFailed when one breaks down."""
+        """Give each process one job, and return what they saw. Raises GeneratorFailed."""
         async with asyncio.TaskGroup() as tasks:
             pairs = zip(self._children, jobs, strict=False)
             running = [tasks.create_task(self._carry_out(child, job)) for child, job in pairs]
@@ -57,7 +62,7 @@ class Crew:
                 size = int.from_bytes(await child.stdout.readexactly(4), "big")
                 raw = self._decoder.decode(await child.stdout.readexactly(size))
         except (TimeoutError, asyncio.IncompleteReadError):
-            raise StartFailed(f"a generator broke down. {child.complaints()}") from None
+            raise GeneratorFailed(f"a generator broke down. {child.complaints()}") from None
         if raw.fault:
-            raise StartFailed(f"a generator broke down:\n{raw.fault}")
+            raise GeneratorFailed(f"a generator broke down:\n{raw.fault}")
         return raw

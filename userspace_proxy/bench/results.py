@@ -49,12 +49,16 @@ class Affinity(Struct, kw_only=True):
 
 
 class Stalls(Struct, kw_only=True):
-    """Times at which answers took longer than the limit. What the generator itself slept through is left out."""
+    """Times at which answers took longer than the limit. What the generator itself slept through is left out.
+
+    `held` were overtaken by later requests. A target is `starved` that had to wait for a CPU much of the time.
+    """
 
     limit_s: float
     episodes: list[tuple[float, float, int]] = field(default_factory=list)  # from, longest latency, requests
     slow: int = 0
     held: int = 0
+    starved: bool = False
     unseen: int = 0
 
 

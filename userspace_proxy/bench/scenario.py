@@ -67,11 +67,12 @@ class Command(TargetBase, tag="command", frozen=True, kw_only=True):
     (host:port,...), `{backends_spaced}` and `{backends_file}` (one a line) are filled in.
 
     Where `reload` is given, the file is rewritten when endpoints change, and then the program gets that signal.
+    `udp: true` makes silence a fault, `false` sends no datagrams; without, it depends on whether it answers.
     """
 
     command: Annotated[tuple[str, ...], Meta(min_length=1)]
     reload: Literal["none", "SIGHUP", "SIGUSR1", "SIGUSR2", "file"] = "none"
-    udp: bool = True
+    udp: bool | None = None
 
 
 class Address(TargetBase, tag="address", frozen=True, kw_only=True):

@@ -122,11 +122,6 @@ def _test_problems(scenario: Scenario, test: Test, at: Path_) -> Iterator[tuple[
     if duration <= 0:
         yield (*at, "load", "duration"), "must be greater than 0"
     has_own = any(isinstance(target, Address) and target.own_backends for target in scenario.targets)
-    if has_own and test.load.kind in ("download", "upload", "endings"):
-        yield (
-            (*at, "load", "kind"),
-            f"{test.load.kind} needs backends of ours, not own_backends",
-        )
     for index, event in enumerate(test.events):
         place = (*at, "events", index)
         if event.at > duration:

@@ -10,7 +10,7 @@ from userspace_proxy.bench.analysis.verdicts import judge
 from userspace_proxy.bench.environment import describe_environment
 from userspace_proxy.bench.events import events_as_text
 from userspace_proxy.bench.results import Report, TargetRecord, TestRecord
-from userspace_proxy.bench.runner import Progress, Runner, is_open_loop
+from userspace_proxy.bench.runner import Progress, Runner
 from userspace_proxy.bench.scenario import (
     Download,
     Endings,
@@ -25,6 +25,7 @@ from userspace_proxy.bench.scenario import (
     Visits,
 )
 from userspace_proxy.bench.scenario_file import scenario_as_data
+from userspace_proxy.bench.trial import is_open_loop
 
 
 class Session:

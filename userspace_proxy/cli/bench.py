@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import importlib.util
 import shlex
 import sys
 from pathlib import Path
@@ -27,6 +28,9 @@ def bench() -> None:
 
     `bench run` alone compares no balancer with this one in under a minute.
     """
+    missing = [name for name in ("hdrh", "rich") if importlib.util.find_spec(name) is None]
+    if missing:
+        raise ConfigError(f"{' and '.join(missing)} are missing: pip install 'userspace-proxy[bench]'", where="bench")
 
 
 @bench.command()
@@ -81,9 +85,12 @@ def run(
         command = shlex.join(["userspace-proxy", *sys.argv[1:]])
         session = Session(scenario, command=command, allow_remote=allow_remote, on_progress=bar.advance)
         bar.begin(session.expected_s)
-        run_until_stopped(_run(session))
-    paths = [] if no_output or not session.report.runs else write_report(session.report, Path(output))
-    print_report(session.report, console, verbose=verbose)
+        try:
+            run_until_stopped(_run(session))
+        finally:  # whatever ended it: what was measured is kept
+            bar.end()
+            paths = [] if no_output or not session.report.runs else write_report(session.report, Path(output))
+            print_report(session.report, console, verbose=verbose)
     if paths:
         console.print(f"Results: {', '.join(map(str, paths[:3]))}", soft_wrap=True)
     sys.exit(_INTERRUPTED if session.report.partial else exit_code(session.report))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from userspace_proxy.bench.analysis.thresholds import Threshold
@@ -20,6 +22,11 @@ def test_the_template_validates_and_is_commented() -> None:
     scenario = scenario_from_yaml(template())
     assert isinstance(scenario.targets[1], ThisProxy)
     assert template().count("#") > 40
+
+
+@pytest.mark.parametrize("path", sorted(Path("benchmarks/scenarios").glob("*.yaml")), ids=lambda path: path.stem)
+def test_the_standard_scenarios_validate(path: Path) -> None:
+    assert read_scenario(str(path)).name == path.stem
 
 
 @pytest.mark.parametrize(

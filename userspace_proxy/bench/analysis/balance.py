@@ -81,6 +81,12 @@ def names_of(balance: Balance) -> list[str]:
     return balance.eligible or [name for name in balance.counts if name != UNKNOWN_BACKEND]
 
 
+def is_enough(balance: Balance) -> bool:
+    """Tell whether there are connections enough to say anything about shares."""
+    counts = shares(balance)
+    return len(counts) > 1 and sum(counts) / len(counts) >= _MIN_EXPECTED
+
+
 def max_to_min(balance: Balance) -> float:
     """Return the connections of the most used endpoint, divided by those of the least used one."""
     counts = shares(balance)
@@ -109,7 +115,7 @@ def judge_distribution(balance: Balance) -> Judgement:
     shown = ", ".join(f"{name}: {count}" for name, count in zip(names, counts, strict=True))
     if len(counts) < 2:
         return unknown("there is only one endpoint" if counts else "nobody said which endpoint answered")
-    if number / len(counts) < _MIN_EXPECTED:
+    if not is_enough(balance):
         return unknown(f"{number} connections are too few for {len(counts)} endpoints ({shown})")
     _, chance = chi_square(counts)
     unevenness = max(abs(count * len(counts) / number - 1) for count in counts)

@@ -128,6 +128,10 @@ def _from_balance(take: Callable[[Balance], float | None]) -> Callable[[Runs], f
     return of
 
 
+def _from_shares(take: Callable[[Balance], float]) -> Callable[[Runs], float | None]:
+    return _from_balance(lambda found: take(found) if balance.is_enough(found) else None)
+
+
 def _stickiness(found: Balance) -> float | None:
     expected = balance.expected_same(found)
     if found.client_pairs < balance.MIN_PAIRS or expected >= 1:
@@ -218,8 +222,8 @@ METRICS: dict[str, Metric] = _table([
     Metric("udp damaged", "count", "lower", _datagram_sum("damaged")),
     Metric("udp misdelivered", "count", "lower", _datagram_sum("foreign")),
     Metric("udp flows moved", "count", "lower", _datagram_sum("flows_moved")),
-    Metric("jain", "ratio", "higher", _from_balance(balance.fairness)),
-    Metric("max/min", "ratio", "lower", _from_balance(balance.max_to_min)),
+    Metric("jain", "ratio", "higher", _from_shares(balance.fairness)),
+    Metric("max/min", "ratio", "lower", _from_shares(balance.max_to_min)),
     Metric("round robin violations", "count", "lower",
            _from_balance(lambda found: float(found.cycle_violations) if found.is_sequential else None)),
     Metric("stickiness", "share", "lower", _from_balance(_stickiness)),

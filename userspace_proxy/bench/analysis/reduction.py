@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
+from operator import itemgetter
 
 from userspace_proxy.bench.analysis import affinity, balance
 from userspace_proxy.bench.analysis.balance import Assignment
@@ -22,6 +23,7 @@ from userspace_proxy.bench.results import (
     Ending,
     LoadResult,
     SelfWatch,
+    Stalls,
     Survival,
     Timeline,
 )
@@ -30,6 +32,7 @@ _BIN_S = 0.1
 _TIME_OUT = "time-out"
 _LOST = "lost"
 _NEIGHBOURS = 5
+_STREAM_PATIENCE = 5
 _BREAKS = frozenset({"kill", "freeze", "reset", "half_close", "slow", "delay"})
 _CHANGES = frozenset({"add", "remove"})
 _SUMS = (
@@ -107,7 +110,7 @@ def samples_of(raws: Sequence[Raw], setting: Setting) -> Samples:
     return Samples(
         latencies=[latency for latency, _ in measured],
         ends=[end for _, end in measured],
-        assignments=sorted(assignments),
+        assignments=sorted(assignments, key=itemgetter(0)),
         failures=sorted((f.at - start, f.due - start, f.kind) for raw in raws for f in raw.failures if f.due >= start),
         blind=sorted((from_ - start, to - start) for raw in raws for from_, to in raw.watch.blind),
         moved=[(at - start, size, stream) for at, size, stream in moved if start <= at < setting.ended_at],
@@ -129,7 +132,7 @@ def reduce_load(raws: Sequence[Raw], samples: Samples, setting: Setting) -> Load
         histogram=encode(histogram_of([*samples.latencies, *timed_out])),
         failures=dict(Counter(kind for _, _, kind in samples.failures if kind != _LOST)),
         timeline=_timeline(samples, setting),
-        stalls=find_stalls(samples.waits() or _gaps(samples, setting), samples.blind, setting.stall_limit_s),
+        stalls=_stalls(samples, setting),
     )
     # In an open loop what was due counts as sent; connections that could not even be opened come on top of that.
     due = sum(raw.sent for raw in raws) if setting.is_open_loop else 0
@@ -197,6 +200,16 @@ def _timeline(samples: Samples, setting: Setting) -> Timeline:
         if at >= 0 and index < size:
             timeline.by_backend.setdefault(backend, [0] * size)[index] += 1
     return timeline
+
+
+def _stalls(samples: Samples, setting: Setting) -> Stalls:
+    """Return when requests waited too long, or streams moved nothing for too long."""
+    if not setting.streams:
+        return find_stalls(samples.waits(), samples.blind, setting.stall_limit_s)
+    # Streams share the link as their schedulers have it, so they may pause for longer, and one while others go on.
+    found = find_stalls(_gaps(samples, setting), samples.blind, _STREAM_PATIENCE * setting.stall_limit_s)
+    found.held = 0
+    return found
 
 
 def _gaps(samples: Samples, setting: Setting) -> list[tuple[float, float]]:

@@ -54,6 +54,13 @@ def judge_stalls(
     """Say whether the target stalls, given how often the backends themselves did under the same load."""
     if answered == 0:
         return unknown("nothing was answered")
+    calm = [stalls for stalls in of_target if not stalls.starved]
+    if len(calm) < len(of_target):
+        said = judge_stalls(calm, of_direct, answered, measured_s) if calm else unknown("")
+        if said.status == "fault" or not any(stalls.episodes for stalls in of_target):
+            return said if calm else good("no answer took too long")
+        slow = sum(stalls.slow for stalls in of_target if stalls.starved)
+        return suspect(f"{slow} answers took too long in runs in which the target had to wait for a CPU")
     episodes = [episode for stalls in of_target for episode in stalls.episodes]
     held, limit_ms = sum(stalls.held for stalls in of_target), of_target[0].limit_s * 1000
     unseen = sum(stalls.unseen for stalls in of_target)

@@ -31,15 +31,16 @@ class Cell:
     per_repetition: tuple[float, ...]
     invalid: str = ""
 
-    def text(self, metric: Metric) -> str:
+    def text(self, metric: Metric, *, with_interval: bool = True) -> str:
         """Return the value for people, and its interval where it is wider than what is shown."""
         if self.value is None:
             return "–"
         shown = format_value(self.value, metric.unit)
         if self.interval is not None:
             low, high = (format_value(bound, metric.unit) for bound in (self.interval.low, self.interval.high))
-            if low != high:
-                shown = f"{format_value(self.interval.value, metric.unit)} [{_without_unit(low, high)} – {high}]"
+            shown = format_value(self.interval.value, metric.unit)
+            if low != high and with_interval:
+                shown += f" [{_without_unit(low, high)} – {high}]"
         return f"({shown})" if self.invalid else shown
 
 

@@ -60,7 +60,9 @@ def _stalls_of_all_tests(report: Report, scenario: Scenario, target: TargetRecor
     said = [f.status for f in report.findings if f.check == "stalls" and f.target == target.name]
     asked = {test.name for test in scenario.tests if test.checks.stalls and not test.events}
     runs = [run for run in report.runs if run.target == target.name and run.test in asked]
-    together = judge_all_tests(sum(bool(run.load.stalls.episodes) for run in runs), len(runs))
+    together = judge_all_tests(
+        sum(bool(run.load.stalls.episodes) and not run.load.stalls.starved for run in runs), len(runs)
+    )
     if together is not None and "fault" not in said:
         yield Finding(check="stalls", target=target.name, test="all tests", status=together.status,
                       text=together.text, judged=target.judged)  # fmt: skip
@@ -74,7 +76,7 @@ def exit_code(report: Report) -> int:
         outcome.status == "missed" for outcome in outcomes
     ):
         return 1
-    return 3 if any(outcome.status == "invalid" for outcome in outcomes) else 0
+    return 3 if any(outcome.status in ("invalid", "unknown") for outcome in outcomes) else 0
 
 
 def _check(test: Test, runs: Runs, reference: Runs, *, is_direct: bool) -> Said:

@@ -25,6 +25,7 @@ from userspace_proxy.bench import wire
 from userspace_proxy.bench.addresses import text_of
 from userspace_proxy.bench.backend.behaviour import BackendReport, Behaviour, Command
 from userspace_proxy.bench.backend.conversation import Peer
+from userspace_proxy.bench.backend.scripts import Opening
 from userspace_proxy.node.limits import raise_descriptor_limit
 
 _BACKLOG = 4096
@@ -152,7 +153,7 @@ class Server:
                 sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET_ON_CLOSE)
                 self.forget(sock)
             else:
-                Peer(self, sock)
+                Peer(self, sock, Opening)
 
     def _on_datagrams(self, events: int) -> None:
         for _ in range(_DATAGRAMS_PER_EVENT):

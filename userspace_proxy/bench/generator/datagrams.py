@@ -177,7 +177,7 @@ class Datagrams:
             return None
         self._opened += 1
         self.counts.flows += 1
-        return Flow(self, sock, client, now)
+        return Flow(self, sock, client, time.monotonic())
 
     def _next_flow(self) -> Flow:
         """Return the flow whose turn it is; where backends number nothing, rather one that waits for nothing."""

@@ -7,22 +7,20 @@ connection waits, and its latency counts from when it was due, as that of its cl
 from __future__ import annotations
 
 import random
-import select
 import socket
 import time
 from collections import deque
 from collections.abc import Iterator
 
-from userspace_proxy.bench import wire
 from userspace_proxy.bench.generator import schedule
-from userspace_proxy.bench.generator.codecs import UNKNOWN, Codec, codec_for
+from userspace_proxy.bench.generator.codecs import Codec, codec_for
 from userspace_proxy.bench.generator.columns import Columns, kind_of
+from userspace_proxy.bench.generator.exchange import Exchange
 from userspace_proxy.bench.generator.job import Job, Raw
 from userspace_proxy.bench.generator.loop import Loop
 from userspace_proxy.bench.scenario import Connect, Hold, Http, Requests, Visits
 
 _BUFFER_SIZE = 256 * 1024
-_KEPT_WHOLE = 64 * 1024
 _OPENING_AT_ONCE = 64
 _SWEEP_S = 0.05
 _PAUSE_AFTER_FAILURE_S = 0.01
@@ -32,89 +30,6 @@ _SO_BIND_ADDRESS_NO_PORT = 24
 _NON_BLOCKING_STREAM = socket.SOCK_STREAM | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC
 
 ExchangeLoad = Connect | Requests | Http | Hold | Visits
-
-
-class Exchange:
-    """A connection with at most one request under way."""
-
-    __slots__ = (
-        "_load", "_outbox", "_received", "_recv_into", "_reply", "_sock", "answered", "asked_at", "backend", "client",
-        "due", "fd", "opened", "sequence", "waiting",
-    )  # fmt: skip
-
-    def __init__(self, load: Exchanges, sock: socket.socket, client: int, now: float) -> None:
-        self._load, self._sock, self.client, self.opened = load, sock, client, now
-        self._recv_into, self.fd = sock.recv_into, sock.fileno()
-        self._outbox = self._reply = b""
-        self._received = self.answered = self.sequence = 0
-        self.backend = UNKNOWN
-        self.due = self.asked_at = now
-        self.waiting = False
-        load.loop.watch(self.fd, self.on_ready, select.EPOLLIN)
-
-    def ask(self, due: float, now: float) -> None:
-        """Send a request that was due at that time."""
-        load = self._load
-        self.due, self.asked_at, self.waiting = due, now, True
-        self._received, self._reply = 0, b""
-        load.sequence += 1
-        self.sequence = load.sequence
-        self._send(load.codec.request(self.sequence))
-
-    def on_ready(self, events: int) -> None:
-        load = self._load
-        if self._outbox:
-            self._send(b"")
-            if self.fd < 0:
-                return
-        try:
-            size = self._recv_into(load.buffer)
-        except BlockingIOError:
-            return
-        except OSError as error:
-            load.on_broken(self, kind_of(error))
-            return
-        if size == load.codec.fixed_size and not self._received and self.waiting:
-            load.on_reply(self, load.view[:size].tobytes())
-        else:
-            self._collect(size)
-
-    def close(self) -> None:
-        self._load.loop.forget(self.fd)
-        self._sock.close()
-        self.fd = -1
-
-    def _collect(self, size: int) -> None:
-        """Take part of a reply, an end, or what nobody asked for."""
-        load, fixed_size = self._load, self._load.codec.fixed_size
-        if not self.waiting:
-            load.on_broken(self, "closed" if size == 0 else "unexpected bytes")
-            return
-        self._received += size
-        wanted = wire.HEADER.size - len(self._reply) if fixed_size > _KEPT_WHOLE else size
-        self._reply += load.view[: min(size, wanted)]
-        end = fixed_size or load.codec.end(self._reply, is_eof=size == 0)
-        if end is None or self._received < end:
-            if size == 0:
-                load.on_broken(self, "closed")
-        elif self._received > end:
-            load.on_broken(self, "unexpected bytes")
-        else:
-            load.on_reply(self, self._reply)
-
-    def _send(self, data: bytes) -> None:
-        data = self._outbox + data
-        try:
-            sent = self._sock.send(data)
-        except BlockingIOError:
-            sent = 0
-        except OSError as error:
-            self._load.on_broken(self, kind_of(error))
-            return
-        had, self._outbox = bool(self._outbox), data[sent:]
-        if bool(self._outbox) is not had:
-            events = select.EPOLLIN | select.EPOLLOUT if self._outbox else select.EPOLLIN
-            self._load.loop.watch(self.fd, self.on_ready, events)
 
 
 class Exchanges:
@@ -298,7 +213,9 @@ class Exchanges:
         assert sock is not None
         self._opened_count += 1
         self._opening += 1
-        exchange = Exchange(self, sock, client, now)
+        exchange = Exchange(
+            self, sock, client, time.monotonic()
+        )  # its own moment, as it is also its place in the order
         self._open.add(exchange)
         exchange.ask(due, now)
 

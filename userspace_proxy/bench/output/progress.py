@@ -33,6 +33,10 @@ class ProgressBar:
         """Note that so many of the expected seconds are over, and what is going on."""
         self._progress.update(self._task, advance=done_s, description=what or None)
 
+    def end(self) -> None:
+        """Take the bar away."""
+        self._progress.stop()
+
     def __enter__(self) -> Self:
         self._progress.start()
         return self

@@ -18,6 +18,7 @@ _MARKS = {
     "fault": ("✗", "bold red"), "suspect": ("?", "yellow"), "good": ("✓", "green"), "unknown": ("·", "dim"),
     "missed": ("✗", "bold red"), "invalid": ("!", "yellow"), "met": ("✓", "green"),
 }  # fmt: skip
+_WITH_INTERVALS = 3  # with more targets than that a terminal has no room for intervals
 _ANYTHING = 100.0  # an interval that reaches further excludes nothing
 _VERDICT_STYLE = {"better": "green", "worse": "red", "no difference": "dim", "invalid": "yellow", "unknown": "dim"}
 
@@ -26,7 +27,7 @@ def make_console() -> Console:
     """Return a console that leaves text alone, and does not fold it where no terminal sets a width."""
     console = Console(highlight=False, markup=False, emoji=False)
     if not console.is_terminal:
-        console.width = 160
+        console.width = 240
     return console
 
 
@@ -79,20 +80,25 @@ def _test_table(summary: TestSummary) -> Table:
     subject = next((c.ours for row in summary.rows for c in row.comparisons), "")
     for other in others:
         table.add_column(f"{subject} ÷ {other}")
+    is_wide = len(summary.targets) > _WITH_INTERVALS
     for row in summary.rows:
-        cells = [Text(cell.text(row.metric), style="yellow" if cell.invalid else "") for cell in row.cells]
+        cells = [
+            Text(cell.text(row.metric, with_interval=not is_wide), style="yellow" if cell.invalid else "")
+            for cell in row.cells
+        ]
         by_other = {comparison.theirs: comparison for comparison in row.comparisons}
-        ratios = [_ratio_cell(by_other.get(other)) for other in others]
+        ratios = [_ratio_cell(by_other.get(other), with_interval=not is_wide) for other in others]
         table.add_row(row.metric.label, *cells, *ratios)
     return table
 
 
-def _ratio_cell(comparison: Comparison | None) -> Text:
+def _ratio_cell(comparison: Comparison | None, *, with_interval: bool) -> Text:
     if comparison is None:
         return Text("")
     if comparison.ratio is None:
         return Text(comparison.verdict, style="dim")
-    return Text(f"{ratio_text(comparison)} {comparison.verdict}", style=_VERDICT_STYLE.get(comparison.verdict, ""))
+    ratio = ratio_text(comparison) if with_interval else f"{comparison.ratio.value:.2f}×"
+    return Text(f"{ratio} {comparison.verdict}", style=_VERDICT_STYLE.get(comparison.verdict, ""))
 
 
 def _print_limits(report: Report, console: Console) -> None:

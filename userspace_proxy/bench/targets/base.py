@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import shutil
 import socket
-from collections.abc import Awaitable, Callable, Collection, Sequence
+from collections.abc import Awaitable, Callable, Collection, Coroutine, Sequence
 from pathlib import Path
 from typing import Protocol
 
@@ -64,6 +64,7 @@ class Managed:
         self.name = name
         self.directory = directory / name.replace(" ", "-")
         self.port = 0
+        self.has_udp: bool | None = None  # whether it answered datagrams when it was started
         self.affinity_s: float | None = None
         self._program, self._cpus = tuple(program), cpus
         self._child: Child | None = None
@@ -103,9 +104,7 @@ class Managed:
                 async with asyncio.timeout(_READY_WITHIN_S):
                     await until(self._accepts)
             if udp:
-                with contextlib.suppress(TimeoutError):  # that it loses all datagrams is for the test to say
-                    async with asyncio.timeout(_UDP_READY_WITHIN_S):
-                        await until(self._answers_datagrams)
+                self.has_udp = await within(_UDP_READY_WITHIN_S, until(self._answers_datagrams))
         except TimeoutError:
             complaints = self._child.complaints()
             await self.stop()
@@ -152,6 +151,16 @@ async def until(is_ready: Callable[[], Awaitable[bool]]) -> None:
     """Return when it is so. Only another's word can tell, so it is asked again and again."""
     while not await is_ready():  # noqa: ASYNC110
         await asyncio.sleep(_POLL_S)
+
+
+async def within(limit_s: float, waiting: Coroutine[None, None, None]) -> bool:
+    """Tell whether what is waited for happened in time."""
+    try:
+        async with asyncio.timeout(limit_s):
+            await waiting
+    except TimeoutError:
+        return False
+    return True
 
 
 async def accepts(address: Address) -> bool:

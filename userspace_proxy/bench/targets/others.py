@@ -11,9 +11,10 @@ from userspace_proxy.bench import addresses
 from userspace_proxy.bench.addresses import text_of
 from userspace_proxy.bench.processes import Child, StartFailed, family_of
 from userspace_proxy.bench.scenario import Address, Command, Direct
-from userspace_proxy.bench.targets.base import HOST, Managed, accepts, answers_datagrams, until
+from userspace_proxy.bench.targets.base import HOST, Managed, accepts, answers_datagrams, until, within
 
 _READY_WITHIN_S = 10.0
+_UDP_READY_WITHIN_S = 2.0
 
 
 class DirectTarget:
@@ -62,8 +63,10 @@ class CommandTarget(Managed):
         self._spec = spec
 
     def why_not(self, *, udp: bool, affinity: bool, endpoints_change: bool) -> str | None:
-        if udp and not self._spec.udp:
+        if udp and self._spec.udp is False:
             return "it has no UDP (udp: false)"
+        if udp and self._spec.udp is None and self.has_udp is False:
+            return "it answers no datagrams (udp: true makes that a fault)"
         if endpoints_change and self._spec.reload == "none":
             return "it cannot be told of endpoints (reload: none)"
         return None
@@ -111,12 +114,15 @@ class AddressTarget:
         self.name = spec.name
         self._spec = spec
         self._tcp = addresses.resolve(spec.address, allow_remote=allow_remote)
+        self._has_udp: bool | None = True if spec.udp_address else None
         self._udp = addresses.resolve(spec.udp_address or spec.address, allow_remote=allow_remote)
 
     def missing(self) -> str | None:
         return None
 
     def why_not(self, *, udp: bool, affinity: bool, endpoints_change: bool) -> str | None:
+        if udp and self._has_udp is False:
+            return "it answers no datagrams (udp_address makes that a fault)"
         return "it cannot be told of endpoints" if endpoints_change else None
 
     async def start(
@@ -127,10 +133,11 @@ class AddressTarget:
             async with asyncio.timeout(_READY_WITHIN_S):
                 if tcp:
                     await until(lambda: accepts(self._tcp))
-                if udp:
-                    await until(lambda: answers_datagrams(self._udp, request, within_s=1.0))
         except TimeoutError:
             raise StartFailed(f"{self.name}: nobody answers on {self._spec.address}") from None
+        if udp and self._has_udp is None:
+            probe = until(lambda: answers_datagrams(self._udp, request, within_s=0.5))
+            self._has_udp = await within(_UDP_READY_WITHIN_S, probe)
 
     async def set_endpoints(self, backends: Sequence[addresses.Address]) -> None:
         """It knows its backends already."""

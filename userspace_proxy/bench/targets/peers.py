@@ -107,7 +107,7 @@ class NginxTarget(Managed):
         return (
             f"load_module {_stream_module()};\nworker_processes {self._spec.workers};\ndaemon off;\n"
             f"pid {self.directory}/nginx.pid;\nerror_log /dev/null;\nworker_rlimit_nofile 19000;\n"
-            "events { worker_connections 9000; multi_accept on; }\n"
+            "events { worker_connections 18000; multi_accept on; }\n"
             "stream {\n"
             f"    upstream bench {{ {sticky} {servers} }}\n"
             f"    server {{ {listen} backlog=4096 {reuse}; proxy_pass bench; proxy_timeout {_NEVER_S}s; }}\n"
