@@ -100,6 +100,7 @@ class CostMeter:
         self._base = self._before = self._after = usage_of(pids())
         self._threads_before = self._threads_after = _threads(pids())
         self._wall_s = 0.0
+        self.stolen_s = 0.0  # for which the whole machine had to wait for its host
         self._peak_resident, self._peak_descriptors = self._before.resident_bytes, self._before.descriptors
         self._proportional = 0
 
@@ -108,11 +109,13 @@ class CostMeter:
         await asyncio.sleep(from_ - time.monotonic())
         began = time.monotonic()
         self._before, self._threads_before = usage_of(self._pids()), _threads(self._pids())
+        stolen_s = _stolen_s()
         while (left_s := to - time.monotonic()) > 0:
             await asyncio.sleep(min(left_s, _SAMPLE_S))
             self._sample()
         self._threads_after = _threads(self._pids())
         self._wall_s = time.monotonic() - began
+        self.stolen_s = _stolen_s() - stolen_s
         self._proportional = proportional_bytes(self._pids())
 
     @property
@@ -159,6 +162,13 @@ class CostMeter:
             run_before, wait_before = self._threads_before.get(thread, (0, 0))
             shares.append(part(run - run_before, wait - wait_before) / 1e9 / self._wall_s)
         return max(shares)
+
+
+def _stolen_s() -> float:
+    """Return for how long all CPUs together were wanted, but had by other guests of the same host."""
+    with contextlib.suppress(OSError, ValueError, IndexError):
+        return int(Path("/proc/stat").read_text().split("\n", 1)[0].split()[8]) / _TICKS_PER_S
+    return 0.0
 
 
 def _threads(pids: Iterable[int]) -> dict[int, tuple[int, int]]:

@@ -51,14 +51,15 @@ class Affinity(Struct, kw_only=True):
 class Stalls(Struct, kw_only=True):
     """Times at which answers took longer than the limit. What the generator itself slept through is left out.
 
-    `held` were overtaken by later requests. A target is `starved` that had to wait for a CPU much of the time.
+    `held` were overtaken by later requests. `excuse_s` is for how long target and backends had to wait for a CPU, or
+    the whole machine for its host: stalls of that order are not the target's own. None where nobody knows.
     """
 
     limit_s: float
     episodes: list[tuple[float, float, int]] = field(default_factory=list)  # from, longest latency, requests
     slow: int = 0
     held: int = 0
-    starved: bool = False
+    excuse_s: float | None = None
     unseen: int = 0
 
 

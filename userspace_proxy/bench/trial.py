@@ -12,7 +12,7 @@ from userspace_proxy.bench import engines
 from userspace_proxy.bench.addresses import Address, clients_for
 from userspace_proxy.bench.analysis.failover import outcome_of
 from userspace_proxy.bench.analysis.reduction import Samples, Setting, reduce_load, samples_of, watch_of
-from userspace_proxy.bench.analysis.validity import STARVED, limits_of
+from userspace_proxy.bench.analysis.validity import limits_of
 from userspace_proxy.bench.backend.behaviour import BackendReport
 from userspace_proxy.bench.cost import CostMeter
 from userspace_proxy.bench.crew import Crew
@@ -160,7 +160,9 @@ class Trial:
             has_target=not isinstance(self._spec, Direct),
         )
         result.limits = list(limits)
-        load.stalls.starved = (watch.target_starved or 0.0) > STARVED
+        if watch.target_starved is not None:
+            waited = watch.target_starved + (backends.starved or 0.0)
+            load.stalls.excuse_s = waited * self._duration_s + meter.stolen_s
 
     def _jobs(self, load: Load, start_at: float, processes: int) -> list[Job]:
         """Return the jobs of all processes; no more of them than there are connections to share."""

@@ -11,7 +11,7 @@ from userspace_proxy.bench.analysis.balance import Assignment
 from userspace_proxy.bench.analysis.failover import Happened, judge_event, outcome_of
 from userspace_proxy.bench.analysis.stalls import find_stalls, judge_all_tests, judge_stalls
 from userspace_proxy.bench.analysis.validity import limits_of
-from userspace_proxy.bench.results import Affinity, Datagrams, SelfWatch
+from userspace_proxy.bench.results import Affinity, Datagrams, SelfWatch, Stalls
 
 NAMES = ["1", "2", "3", "4"]
 SEEDS = range(30)
@@ -150,9 +150,24 @@ def test_a_request_that_others_overtake_is_held_up() -> None:
     assert judge_stalls([found], [], 103, 60.0).status == "fault"
 
 
-def test_stalls_in_most_tests_are_a_fault_together() -> None:
-    assert judge_all_tests(3, 4) is not None
-    assert judge_all_tests(3, 40) is None
+def stalled(*, excuse_s: float | None) -> Stalls:
+    found = find_stalls([(0.0, 0.3)], [], 0.1)
+    found.excuse_s = excuse_s
+    return found
+
+
+def test_what_a_lack_of_cpu_explains_is_not_the_targets() -> None:
+    assert judge_stalls([stalled(excuse_s=0.5)] * 5, [], 5, 5.0).status == "suspect"
+    assert judge_stalls([stalled(excuse_s=0.01)] * 5, [], 5, 5.0).status == "fault"
+
+
+def test_stalls_are_proven_over_all_tests_when_the_target_had_its_cpu_or_stalls_in_most() -> None:
+    calm = find_stalls([], [], 0.1)
+    assert judge_all_tests([stalled(excuse_s=0.01)] * 3 + [calm] * 27, []) is not None
+    assert judge_all_tests([stalled(excuse_s=0.5)] * 3 + [calm] * 27, []) is None
+    assert judge_all_tests([stalled(excuse_s=None)] * 3 + [calm] * 27, []) is None
+    assert judge_all_tests([stalled(excuse_s=None)] * 3 + [calm], []) is not None
+    assert judge_all_tests([stalled(excuse_s=0.01)] * 3, [stalled(excuse_s=None)] * 3) is None
 
 
 def event(kind: str, failed: list[float], uses: list[float] | None = None) -> str:

@@ -9,6 +9,8 @@ from userspace_proxy.bench.analysis.judgement import Judgement, fault, good, sus
 from userspace_proxy.bench.results import Stalls
 
 Span = tuple[float, float]
+Episode = tuple[float, float, int]
+"""Its beginning, the longest wait in it, and how many requests waited."""
 
 _LONG_S = 1.0
 _PROVEN_BY = 3
@@ -48,47 +50,61 @@ def find_stalls(waits: Iterable[Span], blind: Sequence[Span], limit_s: float) ->
     return found
 
 
+def own_episodes(stalls: Stalls) -> list[Episode]:
+    """Return the episodes that a lack of CPU does not explain."""
+    return [episode for episode in stalls.episodes if episode[1] > 2 * (stalls.excuse_s or 0.0)]
+
+
 def judge_stalls(
     of_target: Sequence[Stalls], of_direct: Sequence[Stalls], answered: int, measured_s: float
 ) -> Judgement:
     """Say whether the target stalls, given how often the backends themselves did under the same load."""
     if answered == 0:
         return unknown("nothing was answered")
-    calm = [stalls for stalls in of_target if not stalls.starved]
-    if len(calm) < len(of_target):
-        said = judge_stalls(calm, of_direct, answered, measured_s) if calm else unknown("")
-        if said.status == "fault" or not any(stalls.episodes for stalls in of_target):
-            return said if calm else good("no answer took too long")
-        slow = sum(stalls.slow for stalls in of_target if stalls.starved)
-        return suspect(f"{slow} answers took too long in runs in which the target had to wait for a CPU")
     episodes = [episode for stalls in of_target for episode in stalls.episodes]
-    held, limit_ms = sum(stalls.held for stalls in of_target), of_target[0].limit_s * 1000
+    limit_ms = of_target[0].limit_s * 1000
     unseen = sum(stalls.unseen for stalls in of_target)
     blind = f" ({unseen} slow answers were not counted: the generator was not running)" if unseen else ""
     if not episodes:
         return good(f"no answer took longer than {limit_ms:.0f} ms{blind}")
     longest_s, requests = max(longest for _, longest, _ in episodes), sum(count for _, _, count in episodes)
-    times = "once" if len(episodes) == 1 else f"{len(episodes)} times"
-    facts = f"{requests} answers took longer than {limit_ms:.0f} ms, up to {longest_s * 1000:.0f} ms, {times}{blind}"
+    facts = (
+        f"{requests} answers took longer than {limit_ms:.0f} ms, up to {longest_s * 1000:.0f} ms, {_times(episodes)}"
+    )
+    facts += blind
+    own = [episode for stalls in of_target for episode in own_episodes(stalls)]
+    if not own:
+        return suspect(f"{facts}; but it had to wait for a CPU")
+    held = sum(stalls.held for stalls in of_target if own_episodes(stalls))
     if held >= _PROVEN_BY and not any(stalls.held for stalls in of_direct):
-        return fault(
-            f"holds single requests up: {facts}; {held} of them were overtaken by others that were answered at once"
-        )
-    ours = len(episodes) / len(of_target)
+        return fault(f"holds single requests up: {facts}; {held} were overtaken by others that were answered at once")
     direct = sum(len(stalls.episodes) for stalls in of_direct) / len(of_direct) if of_direct else 0.0
-    if direct and ours <= _DIRECT_FACTOR * direct:
+    if direct and len(own) / len(of_target) <= _DIRECT_FACTOR * direct:
         return suspect(f"{facts}; but so did those of the backends alone")
-    is_often = len(episodes) >= max(_PROVEN_BY, _OFTEN_PER_S * measured_s)
-    if is_often or longest_s >= _LONG_S:
+    is_often = len(own) >= max(_PROVEN_BY, _OFTEN_PER_S * measured_s)
+    if is_often or max(longest for _, longest, _ in own) >= _LONG_S:
         return fault(f"stalls: {facts}")
     return suspect(f"may stall: {facts}")
 
 
-def judge_all_tests(stalled: int, measured: int) -> Judgement | None:
-    """Say whether runs with stalls, none of which proves anything by itself, do so together; None where they do not."""
-    if stalled >= _PROVEN_BY and stalled * 2 >= measured:
-        return fault(f"stalls: {stalled} of {measured} runs, whatever the test, had answers that took too long")
+def judge_all_tests(of_target: Sequence[Stalls], of_direct: Sequence[Stalls]) -> Judgement | None:
+    """Say whether stalls that prove nothing in a single test do so in all tests together; None where they do not."""
+    proven = [stalls for stalls in of_target if stalls.excuse_s is not None and own_episodes(stalls)]
+    direct = sum(bool(stalls.episodes) for stalls in of_direct)
+    stalled = sum(bool(own_episodes(stalls)) for stalls in of_target)
+    if stalled <= _DIRECT_FACTOR * direct:
+        return None
+    if len(proven) >= _PROVEN_BY:
+        return fault(
+            f"stalls: {len(proven)} of {len(of_target)} runs had slow answers though it need not wait for a CPU"
+        )
+    if stalled >= _PROVEN_BY and stalled * 2 >= len(of_target):
+        return fault(f"stalls: {stalled} of {len(of_target)} runs, whatever the test, had answers that took too long")
     return None
+
+
+def _times(episodes: Sequence[Episode]) -> str:
+    return "once" if len(episodes) == 1 else f"{len(episodes)} times"
 
 
 def _is_overtaken(waits: Sequence[Span], due: float, end: float, limit_s: float) -> bool:

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from userspace_proxy.bench.results import Datagrams, Limit, SelfWatch
 
 _BUSY = 0.9
-STARVED = 0.25
+_STARVED = 0.25
 _BLIND_SHARE = 0.1
 _LAG_SHARE = 0.5
 _LAG_MATTERS_S = 0.002
@@ -52,7 +52,7 @@ def _latency_limits(
 
 def _capacity_limits(watch: SelfWatch, is_open_loop: bool) -> Iterator[Limit]:
     target = watch.target_busy
-    if watch.target_starved is not None and watch.target_starved > STARVED:
+    if watch.target_starved is not None and watch.target_starved > _STARVED:
         yield Limit(affects="throughput", reason=f"the target waited for a CPU {watch.target_starved:.0%} of the time")
     if is_open_loop or (target is not None and target >= _BUSY):
         return

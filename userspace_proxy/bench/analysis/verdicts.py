@@ -59,9 +59,11 @@ def _stalls_of_all_tests(report: Report, scenario: Scenario, target: TargetRecor
     """Yield that a target stalls where single tests give rise to no more than suspicion."""
     said = [f.status for f in report.findings if f.check == "stalls" and f.target == target.name]
     asked = {test.name for test in scenario.tests if test.checks.stalls and not test.events}
-    runs = [run for run in report.runs if run.target == target.name and run.test in asked]
+    runs = [run for run in report.runs if run.test in asked]
+    directs = {each.name for each in report.targets if each.kind == _DIRECT}
     together = judge_all_tests(
-        sum(bool(run.load.stalls.episodes) and not run.load.stalls.starved for run in runs), len(runs)
+        [run.load.stalls for run in runs if run.target == target.name],
+        [run.load.stalls for run in runs if run.target in directs - {target.name}],
     )
     if together is not None and "fault" not in said:
         yield Finding(check="stalls", target=target.name, test="all tests", status=together.status,

@@ -63,7 +63,7 @@ def timeline_plot(by_target: ByTarget, colours: Colours) -> str:
     x = linear(0, duration_s, _LEFT, right)
     rates = {target: [value / bin_s for value in _mean_of_bins(runs)] for target, runs in shown.items()}
     slowest = {target: _max_of_bins(runs) for target, runs in shown.items()}
-    y = linear(0, max(max(values) for values in rates.values()) or 1, middle - 24, _TOP, count=4)
+    y = linear(0, 1.2 * max(max(values) for values in rates.values()) or 1, middle - 24, _TOP, count=4)
     peaks = [value for values in slowest.values() for value in values if value > 0]
     slow = logarithmic(min(peaks, default=1e-3), max(peaks, default=1e-3), height - _BOTTOM, middle + 26)
     parts = [_title("Answers per second"), _y_axis(y, [f"{tick:,.0f}" for tick in y.ticks])]
