@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-import gc
+import contextlib
+import io
 import logging
 import sys
+import threading
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 from userspace_proxy.core.desired import DesiredState
 from userspace_proxy.core.errors import ConfigError, ListenFailed, PortsRefused
@@ -25,6 +27,7 @@ from userspace_proxy.core.placement import (
 )
 from userspace_proxy.dataplane.settings import DataPlaneSettings
 from userspace_proxy.dataplane.sockets import bind_udp, listen_tcp
+from userspace_proxy.garbage import keep_out_of_collections
 from userspace_proxy.proxy import Proxy
 from userspace_proxy.reconciler import Failures
 from userspace_proxy.sources.hostnames import HostNames
@@ -33,7 +36,10 @@ from userspace_proxy.sources.static import StaticFiles
 _PRIVILEGED_BELOW = 1024
 _ABOVE_PRIVILEGED = 8000  # 80 becomes 8080, 443 becomes 8443
 _AUTO_PORT_ATTEMPTS = 3
+_MOVABLE = frozenset({"EADDRINUSE", "EACCES"})
+"""Why an address cannot be listened on where another port of it may do."""
 
+Result = TypeVar("Result")
 
 _log = logging.getLogger(__name__)
 
@@ -79,7 +85,7 @@ class FileSource:
     """The services of manifests, which are read again when they change."""
 
     def __init__(self, paths: Sequence[str]) -> None:
-        self._files = StaticFiles(paths, stdin=sys.stdin.buffer)
+        self._files = StaticFiles(paths, stdin=io.FileIO(sys.stdin.fileno(), closefd=False) if sys.stdin else None)
         self._state = DesiredState(serve_without_cluster_ip=True)
 
     async def run(self) -> None:
@@ -90,7 +96,7 @@ class FileSource:
 
         A later fault is logged, and the next snapshot is that of the mended files.
         """
-        yield self._snapshot(await asyncio.to_thread(self._files.read))
+        yield self._snapshot(await _in_abandonable_thread(self._files.read))
         async for objects in self._files.changes():
             if isinstance(objects, ConfigError):
                 _log.error("%s; the services stay as they were", objects)
@@ -105,6 +111,32 @@ class FileSource:
         for notice in self._state.take_notices():
             _log.warning("%s", notice)
         return snapshot
+
+
+async def _in_abandonable_thread(function: Callable[[], Result]) -> Result:
+    """Return what the function returns, or raise what it raises. Cancelled, do not wait for it.
+
+    Nor does the end of the process, unlike with `asyncio.to_thread`: standard input and pipes may never end.
+    """
+    loop = asyncio.get_running_loop()
+    done: asyncio.Future[Result] = loop.create_future()
+
+    def settle(set_outcome: Callable[..., None], outcome: object) -> None:
+        if not done.done():
+            set_outcome(outcome)
+
+    def work() -> None:
+        try:
+            result = function()
+        except Exception as error:
+            outcome: tuple[Callable[..., None], object] = (done.set_exception, error)
+        else:
+            outcome = (done.set_result, result)
+        with contextlib.suppress(RuntimeError):  # the loop has been closed meanwhile
+            loop.call_soon_threadsafe(settle, *outcome)
+
+    threading.Thread(target=work, daemon=True).start()
+    return await done
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,8 +181,7 @@ class LocalProxy:
         self._check(self._wanted())
         async with self._proxy:
             on_started(await self._start())
-            gc.collect()
-            gc.freeze()  # what was read at the start stays: no collection needs to look at it again
+            keep_out_of_collections()
             async with asyncio.TaskGroup() as tasks:
                 tasks.create_task(self._follow_source(snapshots))
                 tasks.create_task(self._follow_names())
@@ -176,15 +207,14 @@ class LocalProxy:
     async def _apply(self, *, quiet: bool) -> Failures:
         """Serve what is wanted; with `auto_ports`, on other ports where those asked for cannot be had."""
         options = self._options
-        for attempt in range(_AUTO_PORT_ATTEMPTS if options.auto_ports else 1):
+        for _ in range(_AUTO_PORT_ATTEMPTS if options.auto_ports else 1):
             snapshot = place(
                 self._wanted(),
                 listen_addresses=options.listen_addresses,
                 port_map=options.port_map,
                 chosen_ports=self._chosen_ports,
             )
-            is_last = attempt == _AUTO_PORT_ATTEMPTS - 1 or not options.auto_ports
-            failures = await self._proxy.apply(snapshot, quiet=quiet or not is_last)
+            failures = await self._proxy.apply(snapshot, quiet=quiet)
             if not failures:
                 break
             if options.auto_ports:
@@ -202,16 +232,26 @@ class LocalProxy:
         for flag, references in (("--port-map", self._options.port_map), ("--endpoints", self._options.endpoints)):
             for reference, reason in unmatched(snapshot, references):
                 raise ConfigError(reason, where=flag, subject=str(reference))
+        names = self._from_source.service_ports
+        for service in self._options.only:
+            if not any(name.service_name == service for name in names):
+                raise ConfigError("there is no such service that could be proxied", where="--only", subject=service)
         if not snapshot.service_ports:
-            raise ConfigError("there is nothing to serve: no Service that could be proxied was found")
+            where = f" in {', '.join(self._options.namespaces)}" if self._options.namespaces else ""
+            raise ConfigError(f"there is nothing to serve: no Service that could be proxied was found{where}")
 
     def _free_ports(self, failures: Failures) -> dict[ServicePortName, int]:
-        """Return a free local port for each service port that failed, as easy to remember as possible."""
+        """Return a free local port for each service port that failed, as easy to remember as possible.
+
+        None for one whose address is at fault, whatever the port.
+        """
         wanted = self._wanted().service_ports
         taken = {(name.protocol, port.port) for name, port in wanted.items()}
         taken |= {(name.protocol, port) for name, port in self._chosen_ports.items()}
         found: dict[ServicePortName, int] = {}
-        for name in failures:
+        for name, of_port in failures.items():
+            if any(failure.errno_name not in _MOVABLE for failure in of_port):
+                continue
             first = wanted[name].port + (_ABOVE_PRIVILEGED if wanted[name].port < _PRIVILEGED_BELOW else 1)
             for port in (*range(first, 65536), *range(_PRIVILEGED_BELOW, first)):
                 if (name.protocol, port) not in taken and self._is_free(name.protocol, port):

@@ -12,7 +12,7 @@ from userspace_proxy.core.counters import Counters, LiveCounters
 from userspace_proxy.core.model import Endpoint, ListenAddress, ServicePortName, Snapshot
 from userspace_proxy.dataplane.plane import DataPlane
 from userspace_proxy.dataplane.settings import DataPlaneSettings
-from userspace_proxy.reconciler import EndpointFilter, Failures, Reconciler
+from userspace_proxy.reconciler import EndpointFilter, Failures, Reconciler, Redirect
 
 
 class Proxy:
@@ -22,8 +22,9 @@ class Proxy:
             await proxy.apply(snapshot)
 
     `balancer` makes the balancer of each service port and address family. `endpoint_filter` may drop endpoints before
-    they are used. `on_dial_failure` is told of each endpoint that could not be reached. On leaving, listeners close at
-    once, and open connections get `drain_timeout_s` seconds to end by themselves.
+    they are used. `on_dial_failure` is told of each endpoint that could not be reached. `redirect` leads traffic from
+    elsewhere to the listeners, after new ones were opened and before old ones are closed. On leaving, listeners close
+    at once, and open connections get `drain_timeout_s` seconds to end by themselves.
     """
 
     def __init__(
@@ -33,18 +34,24 @@ class Proxy:
         balancer: Callable[[], Balancer] = RoundRobin,
         endpoint_filter: EndpointFilter | None = None,
         on_dial_failure: Callable[[ServicePortName, Endpoint], None] = lambda name, endpoint: None,
+        redirect: Redirect | None = None,
         drain_timeout_s: float = 0.0,
     ) -> None:
         self._settings = settings or DataPlaneSettings()
         self._balancer = balancer
         self._endpoint_filter = endpoint_filter
         self._on_dial_failure = on_dial_failure
+        self._redirect = redirect
         self._drain_timeout_s = drain_timeout_s
         self._tasks = asyncio.TaskGroup()
+        self._has_entered = False
 
     async def __aenter__(self) -> Self:
+        if self._has_entered:
+            raise RuntimeError("a Proxy is entered once; make another one")
+        self._has_entered = True
         self._plane = DataPlane(self._settings, make_balancer=self._balancer, on_dial_failure=self._on_dial_failure)
-        self._reconciler = Reconciler(self._plane, self._endpoint_filter)
+        self._reconciler = Reconciler(self._plane, self._endpoint_filter, self._redirect)
         await self._tasks.__aenter__()
         self._retries = self._tasks.create_task(self._reconciler.retry_forever())
         return self
@@ -69,11 +76,17 @@ class Proxy:
         They are logged, unless `quiet`, and tried again each second. What did not change is not touched: established
         connections stay in any case. Whatever `endpoint_filter` raises is raised, and then nothing has changed.
         """
+        if not self._has_entered:
+            raise RuntimeError("a Proxy serves while its context is open: async with Proxy() as proxy")
         return await self._reconciler.apply(snapshot, quiet=quiet)
 
     def addresses(self, name: ServicePortName) -> tuple[ListenAddress, ...]:
         """Return where the proxy listens for a service port, with real port numbers, in the order asked for."""
         return self._reconciler.addresses(name)
+
+    def reconfigure(self, settings: DataPlaneSettings) -> None:
+        """Use other time-outs and limits from now on. The poller, splicing and the pipes stay as they are."""
+        self._plane.reconfigure(settings)
 
     def counters(self) -> Counters:
         """Return a reading of all counters, as plain data."""

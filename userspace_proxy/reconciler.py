@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import replace
 from types import MappingProxyType
 
@@ -16,6 +16,10 @@ from userspace_proxy.dataplane.plane import Applied, DataPlane
 EndpointFilter = Callable[[ServicePortName, Endpoint], bool]
 """Tells whether an endpoint may be used."""
 
+Redirect = Callable[[Snapshot, Mapping[Listening, ListenAddress]], Awaitable[None]]
+"""Leads traffic to the listeners, which are given with their real ports. Called once all that is wanted listens, and
+before anything that is not is closed. Must not raise."""
+
 Failures = Mapping[ServicePortName, tuple[ListenFailed, ...]]
 
 _RETRY_S = 1.0
@@ -26,9 +30,12 @@ _log = logging.getLogger(__name__)
 class Reconciler:
     """Holds the snapshot that runs and the one that is wanted."""
 
-    def __init__(self, plane: DataPlane, endpoint_filter: EndpointFilter | None = None) -> None:
+    def __init__(
+        self, plane: DataPlane, endpoint_filter: EndpointFilter | None = None, redirect: Redirect | None = None
+    ) -> None:
         self._plane = plane
         self._endpoint_filter = endpoint_filter
+        self._redirect = redirect
         self._running = Snapshot()
         self._desired = Snapshot()
         self._bound: dict[Listening, ListenAddress] = {}
@@ -71,13 +78,13 @@ class Reconciler:
 
     async def _reconcile(self, *, quiet: bool) -> None:
         plan = diff(self._running, self._desired)
-        if not plan:
-            self._failures = {}  # what failed is not wanted any more
-            return
         applied = Applied()
         try:
-            await self._plane.apply(plan, applied)
+            await self._plane.apply(plan.making, applied)
+            if self._redirect is not None:
+                await self._redirect(self._desired, MappingProxyType({**self._bound, **applied.bound}))
         finally:  # also when it was cancelled: then the plan is carried out all the same
+            await self._plane.apply(plan.breaking, applied)
             self._note(plan, applied, quiet=quiet)
 
     def _note(self, plan: Plan, applied: Applied, *, quiet: bool) -> None:

@@ -5,6 +5,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import os
+import re
+import shlex
 import signal
 import socket
 import time
@@ -14,7 +17,7 @@ from pathlib import Path
 
 import pytest
 
-from .conftest import RunLocal, RunToEnd, ask, connection, free_port, manifest, until
+from .conftest import PROGRAM, RunLocal, RunToEnd, ask, connection, free_port, manifest, until
 
 StartBackends = Callable[[int], Awaitable[list[int]]]
 
@@ -212,7 +215,7 @@ async def test_a_privileged_port_says_what_to_do(run_to_end: RunToEnd) -> None:
     assert ended.exit_code == 1
     assert "default/web (TCP) on 127.0.0.1:80: permission denied" in ended.stderr
     assert "CAP_NET_BIND_SERVICE" in ended.stderr
-    assert "--port-map default/web:80=8080" in ended.stderr
+    assert re.search(r"--port-map default/web:80=80[89]\d\n", ended.stderr)  # 8080, where nobody else has that
 
 
 BAD_PORT = """
@@ -263,6 +266,11 @@ async def test_a_missing_file_is_named(run_to_end: RunToEnd, tmp_path: Path) -> 
         ["--service", "web:8080=127.0.0.1:80", "--udp-timeout", "0s"],
         ["--service", "web:8080=127.0.0.1:80", "--no-such-option"],
         ["-f", "shop.yaml", "--kubeconfig", "config"],
+        ["--service", "web:8080="],
+        ["--service", "web:8080=127.0.0.1:80", "--listen-address", "0.0.0.0", "--listen-address", "127.0.0.1"],
+        ["--service", "web:8080=127.0.0.1:80", "--service", "web:8443=127.0.0.1:443"],
+        ["--service", "web:8080=127.0.0.1:80", "--endpoints", "web=127.0.0.1:1", "--endpoints", "web=127.0.0.1:2"],
+        ["--service", "web:8080=127.0.0.1:80", "--port-map", "web:8080=8081", "--port-map", "web:8080=8082"],
     ],
 )
 async def test_wrong_options_are_refused_with_the_usage(run_to_end: RunToEnd, arguments: list[str]) -> None:
@@ -270,6 +278,16 @@ async def test_wrong_options_are_refused_with_the_usage(run_to_end: RunToEnd, ar
     assert ended.exit_code == 2
     assert "Usage:" in ended.stderr
     assert "Error: " in ended.stderr
+
+
+async def test_a_selection_that_selects_nothing_is_named(run_to_end: RunToEnd, tmp_path: Path) -> None:
+    (tmp_path / "shop.yaml").write_text(manifest("web", free_port(), []))
+    ended = await run_to_end("local", "-f", tmp_path / "shop.yaml", "--only", "shop/webb")
+    assert ended.exit_code == 1
+    assert "--only: shop/webb: there is no such service" in ended.stderr
+    ended = await run_to_end("local", "-f", tmp_path / "shop.yaml", "--namespace", "shopp")
+    assert ended.exit_code == 1
+    assert "no Service that could be proxied was found in shopp" in ended.stderr
 
 
 async def test_an_option_that_fits_no_service_is_named(run_to_end: RunToEnd) -> None:
@@ -354,3 +372,77 @@ async def _is_refused(port: int) -> bool:
         return True
     except ConnectionResetError:  # it was waiting to be accepted
         return False
+
+
+async def test_each_connection_and_session_has_a_line_from_verbosity_2_on(
+    local: RunLocal, backends: StartBackends
+) -> None:
+    (backend,), port = await backends(1), free_port()
+    options = ("--service", f"web:{port}=127.0.0.1:{backend}", "--service", f"dns:{port}/udp=127.0.0.1:{backend}")
+    async with local("-v", "2", *options) as running:
+        assert await ask(port) == b"%d" % backend
+        assert f"default/web: 127.0.0.1 is connected to 127.0.0.1:{backend}" in await running.logged("connected")
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as client:
+            client.sendto(b"?", ("127.0.0.1", port))
+            assert f"default/dns: 127.0.0.1 has a session with 127.0.0.1:{backend}" in await running.logged("session")
+
+
+async def test_with_auto_ports_changes_are_logged_too(local: RunLocal, backends: StartBackends, tmp_path: Path) -> None:
+    (one, two), port = await backends(2), free_port()
+    path = tmp_path / "shop.yaml"
+    path.write_text(manifest("web", port, [one]))
+    async with local("-f", path, "--auto-ports") as running:
+        path.write_text(manifest("web", port, [two]))
+        assert f"127.0.0.1:{two}" in await running.logged("shop/web:main")
+
+
+async def test_an_address_that_is_not_here_is_refused_without_a_search_for_ports(run_to_end: RunToEnd) -> None:
+    ended = await run_to_end("local", "--service", "web:8080=127.0.0.1:80", "--listen-address", "192.0.2.1")
+    assert ended.exit_code == 1
+    assert "default/web (TCP) on 192.0.2.1:8080: " in ended.stderr
+    assert "other ports" not in ended.stderr
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+async def test_a_signal_ends_it_while_standard_input_says_nothing(number: int) -> None:
+    process = await asyncio.create_subprocess_exec(
+        *PROGRAM, "local", "-f", "-", stdin=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE
+    )
+    assert process.stdin is not None
+
+    async def reads_input() -> bool:  # its reader is a thread besides the main one
+        return len(os.listdir(f"/proc/{process.pid}/task")) > 1
+
+    try:
+        await until(reads_input, 10)
+        process.send_signal(number)
+        async with asyncio.timeout(5):
+            assert await process.wait() == 0
+    finally:
+        if process.returncode is None:
+            process.kill()
+            await process.wait()
+
+
+@pytest.mark.parametrize("streams", ["<&-", ">&-", "2>&-", "<&- >&- 2>&-", ">/dev/full", "> >(true)"])
+async def test_it_serves_whatever_has_become_of_its_standard_streams(
+    backends: StartBackends, tmp_path: Path, streams: str
+) -> None:
+    (backend,), port = await backends(1), free_port()
+    path = tmp_path / "shop.yaml"
+    path.write_text(manifest("web", port, [backend]))
+    program = shlex.join([*PROGRAM, "local", "-f", str(path)])
+    process = await asyncio.create_subprocess_exec("bash", "-c", f"exec {program} {streams}")
+
+    async def is_answered() -> bool:
+        with contextlib.suppress(OSError):
+            return await ask(port) == b"%d" % backend
+        return False
+
+    try:
+        await until(is_answered, 10)
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            process.terminate()
+        exit_code = await process.wait()
+    assert exit_code == 0

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.support import golden
+from tests.support.libiptc import needs_libiptc
 from tests.support.namespaces import Namespace, run
 from userspace_proxy.core.model import IPFamily
 from userspace_proxy.core.portals import NodeFacts
@@ -96,6 +97,7 @@ async def test_both_variants_are_cleaned_where_both_have_rules(namespace: Namesp
     assert saved("nft") == saved("legacy") == {}
 
 
+@needs_libiptc
 async def test_python_iptables_cleans_a_host_without_programs(
     namespace: Namespace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -174,6 +176,7 @@ def test_a_comment_does_not_mislead_about_the_target(line: str, target: str) -> 
     assert target_of(line) == target
 
 
+@needs_libiptc
 async def test_libiptc_leaves_the_rules_of_the_other_family_alone(namespace: Namespace) -> None:
     redirectors = [Redirector(LibiptcBackend(family)) for family in IPFamily]
     for redirector in redirectors:

@@ -9,6 +9,7 @@ from dataclasses import replace
 import pytest
 
 from tests.conformance.hosts import FakeHost, Host, KernelHost
+from tests.support.libiptc import LIBIPTC
 from userspace_proxy.core.model import IPFamily, L4Protocol, ServicePort, ServicePortName
 from userspace_proxy.core.portals import NodeFacts, ProxyPortKey
 from userspace_proxy.core.rule import OWN_CHAINS, Chain, Dnat, Rule, Table
@@ -25,7 +26,7 @@ def family(request: pytest.FixtureRequest) -> IPFamily:
     return IPFamily(request.param)
 
 
-@pytest.fixture(params=["fake", "restore-nft", "restore-legacy", "libiptc"])
+@pytest.fixture(params=["fake", "restore-nft", "restore-legacy", LIBIPTC])
 def host(request: pytest.FixtureRequest, family: IPFamily) -> Host:
     if request.param == "fake":
         return FakeHost(family)

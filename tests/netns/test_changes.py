@@ -23,6 +23,7 @@ from tests.netns.node import proxied
 from tests.netns.services import BOTH, service
 from tests.netns.topology import ADDRESSES, Topology
 from tests.netns.traffic import NoAnswer, ask, ask_again, ask_by, opened
+from tests.support.libiptc import LIBIPTC
 from tests.support.namespaces import run
 from userspace_proxy.core.model import IPFamily, L4Protocol, ServicePort, ServicePortName
 from userspace_proxy.core.portals import NodeFacts, ProxyPortKey
@@ -204,7 +205,7 @@ def lock_held(seconds: float) -> Iterator[None]:
         yield
 
 
-@pytest.mark.parametrize("way", ["legacy", "libiptc"])
+@pytest.mark.parametrize("way", ["legacy", LIBIPTC])
 @pytest.mark.parametrize("held_s", [3.0, 10.0])
 async def test_a_lock_that_others_hold_delays_rules_and_nothing_else(
     topology: Topology, way: str, held_s: float
@@ -239,7 +240,7 @@ def many(count: int) -> list[ServicePort]:
     ]
 
 
-@pytest.mark.parametrize("way", ["nft", "legacy", "libiptc"])
+@pytest.mark.parametrize("way", ["nft", "legacy", LIBIPTC])
 async def test_nothing_is_lost_on_either_side_when_another_program_adds_rules_meanwhile(
     topology: Topology, way: str
 ) -> None:
@@ -332,7 +333,7 @@ def two_thousand(first_port: int) -> RuleSet:
     return render(services, ports, NodeFacts(ADDRESSES[IPFamily.IPV4].node))
 
 
-@pytest.mark.parametrize("way", ["nft", "legacy", "libiptc"])
+@pytest.mark.parametrize("way", ["nft", "legacy", LIBIPTC])
 async def test_a_kill_in_the_middle_leaves_no_half_table_and_the_restart_converges(
     topology: Topology, way: str
 ) -> None:

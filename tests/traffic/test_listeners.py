@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import random
 import socket
 import time
+from contextlib import suppress
 
 import pytest
 
@@ -22,9 +24,12 @@ def on(address: str, port: int = 0) -> tuple[ListenAddress, ...]:
 
 
 def free_port(kind: socket.SocketKind = socket.SOCK_STREAM) -> int:
-    with socket.socket(socket.AF_INET, kind) as sock:
-        sock.bind(("127.0.0.1", 0))
-        return int(sock.getsockname()[1])
+    """Return a port that is free at all addresses, below those that the system gives to clients by itself."""
+    while True:
+        port = random.randrange(20_000, 32_000)
+        with suppress(OSError), socket.socket(socket.AF_INET, kind) as sock:
+            sock.bind(("0.0.0.0", port))
+            return port
 
 
 def is_refused(address: ListenAddress) -> bool:

@@ -341,3 +341,13 @@ def test_one_warning_tells_of_many_connections_that_could_not_be_served(
     warnings = [record for record in caplog.records if record.levelno >= logging.WARNING]
     assert len(warnings) == 1
     assert "default/web (TCP)" in warnings[0].getMessage()
+
+
+def test_the_other_family_is_tried_when_none_of_its_own_answers(proxy: RunningProxy, stage: Stage) -> None:
+    """A name such as localhost stands for addresses of both families, and a server may listen on just one."""
+    closed = stage.backend()
+    nobody = closed.endpoint
+    closed.close()
+    there = stage.named_backend("there", "::1").endpoint
+    address = proxy.serve(nobody, there)
+    assert [ask(address) for _ in range(3)] == ["there"] * 3

@@ -48,3 +48,21 @@ def test_the_data_path_works_on_plain_asyncio_where_uvloop_is_missing() -> None:
 def test_fresh_processes_begin_with_endpoints_of_their_own() -> None:
     """cases.md 25"""
     assert len({run(FIRST_PICK) for _ in range(5)}) > 1
+
+
+ORDINARY_USER = """
+import os, resource
+from userspace_proxy.node.limits import raise_descriptor_limit
+resource.setrlimit(resource.RLIMIT_NOFILE, (1024, 4096))
+if os.geteuid() == 0:
+    os.setuid(65534)
+print(raise_descriptor_limit())
+print(*resource.getrlimit(resource.RLIMIT_NOFILE))
+"""
+
+
+def test_an_ordinary_user_gets_as_many_descriptors_as_the_hard_limit_allows_and_is_told() -> None:
+    """cases.md 14"""
+    warning, limits = run(ORDINARY_USER).splitlines()
+    assert warning.startswith("at most 4096 files can be open, so about 2048 connections; ")
+    assert limits == "4096 4096"

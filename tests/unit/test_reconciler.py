@@ -18,7 +18,8 @@ class NotingPlane:
         self.plans: list[Plan] = []
 
     async def apply(self, plan: Plan, applied: Applied) -> None:
-        self.plans.append(plan)
+        if plan:
+            self.plans.append(plan)
         for name, address in plan.open:
             if address.port == 1:
                 applied.failures[name] = (ListenFailed(str(address), "permission denied", "EACCES"),)

@@ -11,8 +11,9 @@ from userspace_proxy import __version__
 from userspace_proxy.cli import PROGRAM
 from userspace_proxy.cli.flag_help import render
 from userspace_proxy.cli.load import load_config
-from userspace_proxy.cli.logs import set_up_logging
+from userspace_proxy.cli.logs import LogFormat, set_up_logging
 from userspace_proxy.cli.pflag import parse
+from userspace_proxy.cli.running import run_until_stopped
 from userspace_proxy.core.config import Action, Config
 from userspace_proxy.core.config_file import encode
 from userspace_proxy.core.errors import ConfigError
@@ -53,5 +54,15 @@ def write_config(config: Config) -> None:
 
 
 def run_daemon(config: Config, load_again: Callable[[], Config]) -> None:
-    """Run, clean up or initialise, as `config.action` says. `load_again` reads a changed file."""
-    raise NotImplementedError
+    """Run, clean up or initialise, as `config.action` says. `load_again` reads a changed file. Raises ProxyError."""
+    from userspace_proxy.daemon import Daemon, clean_up, init_only  # a second's worth of imports
+
+    match config.action:
+        case Action.CLEANUP:
+            run_until_stopped(clean_up())
+        case Action.INIT_ONLY:
+            init_only(config)
+        case _:
+            log_format: LogFormat = "json" if config.document.logging.format == "json" else "text"
+            daemon = Daemon(config, load_again, lambda verbosity: set_up_logging(verbosity, log_format))
+            run_until_stopped(daemon.run())

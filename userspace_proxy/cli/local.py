@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import ipaddress
+import itertools
 import logging
-from collections.abc import Callable, Sequence
+import os
+import sys
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, TypeVar
 
 import click
@@ -13,7 +17,7 @@ from userspace_proxy.cli.logs import LogFormat, set_up_logging
 from userspace_proxy.cli.running import run_until_stopped
 from userspace_proxy.core.durations import format_duration, parse_duration
 from userspace_proxy.core.errors import ConfigError
-from userspace_proxy.core.model import ServicePort
+from userspace_proxy.core.model import L4Protocol, ListenAddress, ServicePort
 from userspace_proxy.core.placement import HostPort, PortReference, parse_port, parse_service
 from userspace_proxy.dataplane.settings import DataPlaneSettings
 from userspace_proxy.local import FileSource, LocalOptions, LocalProxy, NoSource, Row, SnapshotSource
@@ -48,7 +52,7 @@ def _hosts(text: str) -> tuple[HostPort, ...]:
 def _split(text: str) -> tuple[str, str]:
     left, equals, right = text.rpartition("=")
     if not equals or not left or not right:
-        raise ConfigError(f"{text!r} has no '='")
+        raise ConfigError(f"{text!r} has nothing before or after a '='" if equals else f"{text!r} has no '='")
     return left, right
 
 
@@ -88,6 +92,19 @@ def _duration(text: str) -> float:
     return seconds
 
 
+def _refuse_overlapping(addresses: Sequence[str]) -> None:
+    """Raise UsageError for a wildcard beside an address that it has already."""
+    for one, other in itertools.combinations(dict.fromkeys(addresses), 2):
+        if ListenAddress(one, 1).excludes(ListenAddress(other, 1)):
+            raise click.UsageError(f"--listen-address: {one} and {other} overlap")
+
+
+def _refuse_repeated(flag: str, subjects: Iterable[str]) -> None:
+    for subject, times in Counter(subjects).items():
+        if times > 1:
+            raise click.UsageError(f"{flag}: {subject} is there {times} times, and only one can be meant")
+
+
 def _service_name(text: str) -> str:
     reference = PortReference.parse(text)
     return f"{reference.namespace}/{reference.service}"
@@ -108,6 +125,7 @@ _many: dict[str, Any] = {"multiple": True, "default": ()}
     "-f",
     "--filename",
     "paths",
+    metavar="FILE",
     **_many,
     help="File or directory with Services and EndpointSlices or Endpoints, YAML or JSON, as kubectl prints them; "
     "- is stdin. Watched for changes.",
@@ -143,8 +161,7 @@ _many: dict[str, Any] = {"multiple": True, "default": ()}
     type=Parsed("IP", _ip_address),
     multiple=True,
     default=("127.0.0.1",),
-    show_default="127.0.0.1",
-    help="Local address to listen on.",
+    help="Local address to listen on, 127.0.0.1 if none is given.",
 )
 @click.option(
     "--port-map",
@@ -205,6 +222,10 @@ def local(
         )
     if paths and is_from_cluster:
         raise click.UsageError("services come from files (-f) or from a cluster (--kubeconfig), not from both")
+    _refuse_repeated("--service", (f"{port.name} ({port.name.protocol})" for port, _ in services))
+    _refuse_repeated("--endpoints", (str(reference) for reference, _ in endpoints))
+    _refuse_repeated("--port-map", (str(reference) for reference, _ in port_map))
+    _refuse_overlapping(listen_addresses)
     set_up_logging(verbosity, log_format)
     warning = raise_descriptor_limit()
     if warning:
@@ -236,7 +257,19 @@ def _cluster_source(kubeconfig: str, context: str, namespaces: tuple[str, ...]) 
 
 
 def print_table(rows: Sequence[Row]) -> None:
-    """Print what is served, and what is not, to stdout, with an empty line at the end."""
+    """Print what is served, and what is not, to stdout, with an empty line at the end.
+
+    Services do not depend on somebody reading that: where it cannot be written, a warning says so.
+    """
+    try:
+        _print(rows)
+    except OSError as error:
+        _log.warning("the table could not be written to stdout: %s", error.strerror)
+        with open(os.devnull, "wb") as nowhere:  # what stdout still holds goes there at the end
+            os.dup2(nowhere.fileno(), sys.stdout.fileno())
+
+
+def _print(rows: Sequence[Row]) -> None:
     lines = [_COLUMNS, *map(_cells, rows)]
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
     for line in lines:
@@ -261,4 +294,6 @@ def _cells(row: Row) -> tuple[str, ...]:
 def _endpoints_text(port: ServicePort) -> str:
     shown = [str(endpoint) for endpoint in port.endpoints[:_SHOWN_ENDPOINTS]]
     more = len(port.endpoints) - len(shown)
-    return ", ".join(shown) + (f" and {more} more" if more > 0 else "") if shown else "none: connections are closed"
+    if not shown:
+        return "none: connections are closed" if port.protocol is L4Protocol.TCP else "none: datagrams are dropped"
+    return ", ".join(shown) + (f" and {more} more" if more > 0 else "")

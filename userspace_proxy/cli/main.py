@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 
 import click
@@ -9,7 +10,7 @@ import click
 from userspace_proxy.cli import PROGRAM
 from userspace_proxy.cli.bench import bench
 from userspace_proxy.cli.local import local
-from userspace_proxy.core.errors import ProxyError, UsageError
+from userspace_proxy.core.errors import ProxyError, UsageError, leaves
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
@@ -26,7 +27,9 @@ def main() -> None:
 
     Wrong options of a command end in exit code 2, as click has it; of the daemon, in 1, as kube-proxy has it.
     """
+    _open_standard_streams()
     arguments = sys.argv[1:]
+    errors: list[BaseException] = []
     try:
         if arguments and arguments[0] in commands.commands:
             commands(arguments, prog_name=PROGRAM)
@@ -35,14 +38,19 @@ def main() -> None:
 
             daemon(arguments, {name: each.get_short_help_str(limit=100) for name, each in commands.commands.items()})
     except* ProxyError as group:
-        for error in _leaves(group):
-            print(f"{PROGRAM}: {error}", file=sys.stderr)
-            if isinstance(error, UsageError):
-                print(f"See '{PROGRAM} --help'.", file=sys.stderr)
+        errors = leaves(group)
+    for error in errors:
+        print(f"{PROGRAM}: {error}", file=sys.stderr)
+        if isinstance(error, UsageError):
+            print(f"See '{PROGRAM} --help'.", file=sys.stderr)
+    if errors:  # not where they are caught: before Python 3.11.4, what `except*` raises is a group with a traceback
         sys.exit(1)
 
 
-def _leaves(error: BaseException) -> list[BaseException]:
-    if isinstance(error, BaseExceptionGroup):
-        return [leaf for inner in error.exceptions for leaf in _leaves(inner)]
-    return [error]
+def _open_standard_streams() -> None:
+    """Open what whoever started us has closed of 0, 1 and 2: no socket may get such a number (uvloop aborts then)."""
+    for fd in range(3):
+        try:
+            os.fstat(fd)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)  # gets the lowest free number, which is this one

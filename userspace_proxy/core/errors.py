@@ -104,8 +104,11 @@ class PortsRefused(ProxyError):
         ]
         if any(failure.errno_name == "EACCES" for of_port in failures.values() for failure in of_port):
             lines.append("Ports below 1024 need root or the capability CAP_NET_BIND_SERVICE.")
-        lines.append("Give them other ports (--auto-ports chooses such by itself, --keep-going serves only the rest):")
-        lines.append("  " + " ".join(f"--port-map {suggestion}" for suggestion in suggestions))
+        if suggestions:
+            lines.append(
+                "Give them other ports (--auto-ports chooses such by itself, --keep-going serves only the rest):"
+            )
+            lines.append("  " + " ".join(f"--port-map {suggestion}" for suggestion in suggestions))
         super().__init__("\n".join(lines))
 
 
@@ -115,6 +118,14 @@ class ServerFailed(ProxyError):
     def __init__(self, title: str, event_reason: str, cause: ListenFailed) -> None:
         self.title, self.event_reason, self.cause = title, event_reason, cause
         super().__init__(f"{title} failed: {cause}")
+
+
+class CleanUpFailed(ProxyError):
+    """Some rules could not be removed, or it is not known whether there are any."""
+
+    def __init__(self, reasons: Sequence[Exception]) -> None:
+        self.reasons = tuple(reasons)
+        super().__init__("encountered an error while tearing down rules: " + "; ".join(map(str, reasons)))
 
 
 class RedirectFailed(ProxyError):
@@ -141,3 +152,10 @@ class RuleNotUnderstood(RedirectFailed):
 
 class KernelRefused(RedirectFailed):
     """The kernel refused a block of rules. Which rule it was is not known for certain."""
+
+
+def leaves(error: BaseException) -> list[BaseException]:
+    """Return the errors that an exception group holds, at any depth; another error by itself."""
+    if isinstance(error, BaseExceptionGroup):
+        return [leaf for inner in error.exceptions for leaf in leaves(inner)]
+    return [error]

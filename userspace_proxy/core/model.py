@@ -5,6 +5,7 @@ from __future__ import annotations
 import enum
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import lru_cache
 from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_address
 from types import MappingProxyType
 
@@ -58,6 +59,23 @@ def canonical_client(address: str) -> str:
     return str(mapped or parsed)
 
 
+@lru_cache(maxsize=1 << 16)
+def _is_address(text: str) -> bool:
+    try:
+        ip_address(text)
+    except ValueError:
+        return False
+    return True
+
+
+def _check(address: str, port: int, *, lowest_port: int) -> None:
+    """Raise ValueError for what no socket can take: the data path trusts its addresses."""
+    if not _is_address(address):
+        raise ValueError(f"{address!r} is no IP address")
+    if not lowest_port <= port <= 65535:
+        raise ValueError(f"{port} is not in {lowest_port}..65535")
+
+
 @dataclass(frozen=True, slots=True, order=True)
 class ServicePortName:
     """The identity of a service port.
@@ -82,10 +100,13 @@ class ServicePortName:
 
 @dataclass(frozen=True, slots=True, order=True)
 class Endpoint:
-    """Where a backend answers: a textual IP address in canonical form and a port."""
+    """Where a backend answers: a textual IP address in canonical form and a port. Raises ValueError for others."""
 
     address: str
     port: int
+
+    def __post_init__(self) -> None:
+        _check(self.address, self.port, lowest_port=1)
 
     @property
     def family(self) -> IPFamily:
@@ -101,12 +122,16 @@ class ListenAddress:
 
     A held address is one that must not go to another program, such as a node port. The service port is listened on
     without it where it cannot be had, while of the other addresses it is all or none.
+    Raises ValueError for what is no IP address or no port.
     """
 
     address: str
     port: int
     scope: Scope = Scope.INTERNAL
     is_held: bool = False
+
+    def __post_init__(self) -> None:
+        _check(self.address, self.port, lowest_port=0)
 
     @property
     def family(self) -> IPFamily:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from ipaddress import ip_address
 from types import MappingProxyType
 from typing import Self
 
+from userspace_proxy.core.addresses import canonical_address
 from userspace_proxy.core.errors import ConfigError
 from userspace_proxy.core.model import Endpoint, L4Protocol, ListenAddress, ServicePort, ServicePortName, Snapshot
 
@@ -181,6 +181,6 @@ def _snapshot(service_ports: Iterable[ServicePort]) -> Snapshot:
 def _canonical(address: str) -> str | None:
     """Return the canonical form of an IP address, or None when the text is none."""
     try:
-        return str(ip_address(address))
+        return canonical_address(address)
     except ValueError:
         return None

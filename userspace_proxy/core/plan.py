@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import zip_longest
 
 from userspace_proxy.core.model import L4Protocol, ListenAddress, ServicePort, ServicePortName, Snapshot
@@ -24,6 +24,16 @@ class Plan:
     open: tuple[Listening, ...] = ()
     close: tuple[Listening, ...] = ()
     remove: tuple[ServicePortName, ...] = ()
+
+    @property
+    def making(self) -> Plan:
+        """The steps after which all that is wanted runs."""
+        return replace(self, close=(), remove=())
+
+    @property
+    def breaking(self) -> Plan:
+        """The steps that take away what is not wanted any more."""
+        return Plan(close=self.close, remove=self.remove)
 
     def __bool__(self) -> bool:
         return bool(self.release or self.update or self.open or self.close or self.remove)

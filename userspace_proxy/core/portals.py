@@ -7,7 +7,16 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from ipaddress import ip_address
 
-from userspace_proxy.core.model import IPFamily, IPNetwork, L4Protocol, Scope, ServicePort, ServicePortName, family_of
+from userspace_proxy.core.model import (
+    IPFamily,
+    IPNetwork,
+    L4Protocol,
+    ListenAddress,
+    Scope,
+    ServicePort,
+    ServicePortName,
+    family_of,
+)
 
 WILDCARD = {IPFamily.IPV4: "0.0.0.0", IPFamily.IPV6: "::"}
 
@@ -37,6 +46,10 @@ def proxy_port_of(service_port: ServicePort, family: IPFamily, scope: Scope, por
     if service_port.external_endpoints is None:
         scope = Scope.INTERNAL
     return ports.get(ProxyPortKey(service_port.name, family, scope))
+
+
+Nodes = Mapping[IPFamily, "NodeFacts"]
+"""This node, seen from each address family that it serves."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,3 +154,29 @@ def _node_port_addresses(node: NodeFacts) -> Iterator[str]:
             network is not None and ip_address(address) in network for network in networks
         ):
             yield address
+
+
+def listen_addresses(service_port: ServicePort, nodes: Nodes) -> tuple[ListenAddress, ...]:
+    """Return where a service port is listened on: its proxy ports, and the ports that are held for it.
+
+    A family counts in which the service has a cluster IP.
+    """
+    found = []
+    for family, node in nodes.items():
+        if any(family_of(address) is family for address in service_port.cluster_ips):
+            bind_address = WILDCARD[family] if node.binds_everywhere else node.bind_address
+            found += [ListenAddress(bind_address, 0, key.scope) for key in proxy_port_keys(service_port, family)]
+            found += [
+                ListenAddress(held.address, held.port, scope, is_held=True)
+                for held, scope in held_ports(service_port, node).items()
+            ]
+    return tuple(found)
+
+
+def proxy_ports(bound: Mapping[tuple[ServicePortName, ListenAddress], ListenAddress]) -> ProxyPorts:
+    """Return the proxy ports among the addresses that are really listened on, by those asked for."""
+    return {
+        ProxyPortKey(name, asked.family, asked.scope): address.port
+        for (name, asked), address in bound.items()
+        if not asked.is_held
+    }

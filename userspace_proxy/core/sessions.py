@@ -68,7 +68,7 @@ class SessionTable(Generic[SessionT]):
 
     def next_expiry(self) -> float | None:
         """Return a time before which no session expires, or None when there is none."""
-        return self._noted[0][0] + self.idle_timeout_s if self._noted else None
+        return self._noted[0][0] + self.idle_timeout_s if self._sessions else None
 
     def _pop_longest_idle(self) -> SessionT:
         while True:

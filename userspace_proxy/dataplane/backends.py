@@ -73,8 +73,8 @@ class Backends:
     """Picks the endpoint for each new connection or session of one service port.
 
     Each address family has a balancer of its own, shared by all listeners that use it, so that turns stay exact. A
-    listener's clients get endpoints of its family; with `cross_family`, those of the other one when it has none.
-    Traffic from outside has balancers of its own where its endpoints are others.
+    listener's clients get endpoints of its family; with `cross_family`, those of the other one when it has none, or
+    none that can be reached. Traffic from outside has balancers of its own where its endpoints are others.
     """
 
     __slots__ = ("_balancers", "_cross_family", "_external", "_internal", "_make_balancer", "_past", "_targets", "name")
@@ -112,8 +112,8 @@ class Backends:
         if self._external is None:
             scope = Scope.INTERNAL
         balancer = self._balancers.get((scope, family))
-        if balancer is None and self._cross_family:
-            balancer = self._balancers.get((scope, _OTHER[family]))
+        if self._cross_family and (balancer is None or (tried and self._were_all_tried(family, tried))):
+            balancer = self._balancers.get((scope, _OTHER[family]), balancer)
         if balancer is None:
             raise NoEndpoints
         try:
@@ -128,6 +128,10 @@ class Backends:
         if self._external is None:
             return endpoint in self._targets
         return endpoint in (self._internal if origin[0] is Scope.INTERNAL else self._external)
+
+    def _were_all_tried(self, family: IPFamily, tried: Sequence[Endpoint]) -> bool:
+        """Tell whether it is the other family's turn, as for a server that has but one address of `localhost`."""
+        return all(endpoint in tried for endpoint in self._targets if endpoint.family is family)
 
     def _update_balancer(
         self, origin: Origin, balancer: Balancer | None, endpoints: Sequence[Endpoint], session_affinity_s: float | None

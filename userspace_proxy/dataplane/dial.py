@@ -81,6 +81,7 @@ class Dial:
         if result in _CONNECTED:
             sock, self._sock = self._sock, None
             self._leave()
+            self._note_success()
             client, server = self._engine.relay.start(
                 self._client_fd, SOCKET_FAMILY[self._origin[1]], sock, self._target
             )
@@ -102,6 +103,7 @@ class Dial:
             result = sock.connect_ex(target.socket_address)
         if result in _CONNECTED:
             set_stream_options(sock)
+            self._note_success()
             client, server = engine.relay.start(self._client_fd, SOCKET_FAMILY[self._origin[1]], sock, target)
             engine.poller.watch(client.fd, client)
             engine.poller.watch(server.fd, server)
@@ -129,6 +131,9 @@ class Dial:
         else:
             self._note_failure(reason)
             self.start()
+
+    def _note_success(self) -> None:
+        _log.debug("%s: %s is connected to %s", self._backends.name, self._client, self._target.endpoint)
 
     def _note_failure(self, reason: int) -> None:
         endpoint = self._target.endpoint

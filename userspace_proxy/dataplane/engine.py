@@ -45,6 +45,16 @@ class Engine:
         self.dropped_datagrams = 0
         self._last_complaint: dict[ServicePortName, float] = {}
 
+    @property
+    def accept_error_count(self) -> int:
+        """How often a connection could not be accepted, or none for want of descriptors."""
+        return self.accept_errors + self.gate.times_closed
+
+    def reconfigure(self, settings: DataPlaneSettings) -> None:
+        """Use other time-outs from now on."""
+        self.settings = settings
+        self.relay.half_close_timeout_s = settings.half_close_timeout_s
+
     def complain(self, name: ServicePortName, text: str) -> None:
         """Log a warning about a service port, at most one each 10 s."""
         now = self.loop.time()

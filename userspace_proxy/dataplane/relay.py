@@ -281,7 +281,7 @@ class Relay:
         self.poller = poller
         self.pipes = PipePool(settings.pipe_pool_bytes) if CAN_SPLICE and settings.use_splice else None
         self._loop = loop
-        self._half_close_timeout_s = settings.half_close_timeout_s
+        self.half_close_timeout_s = settings.half_close_timeout_s
         self._partings = Partings(poller, loop, settings.half_close_timeout_s)
         interval_s = min(5.0, max(0.02, settings.half_close_timeout_s / 10))
         self._half_closed: Sweeper[Side] = Sweeper(loop, interval_s, self._close_if_silent)
@@ -357,7 +357,7 @@ class Relay:
         moved_now = client.moved + client.peer.moved
         if moved_now != moved:
             self._last_progress[client] = (moved_now, now)
-        elif now - since >= self._half_close_timeout_s:
+        elif now - since >= self.half_close_timeout_s:
             dead = next((side for side in (client, client.peer) if side.is_dead), None)
             if dead is not None:
                 self.part(dead.peer, reset=not dead.ended)

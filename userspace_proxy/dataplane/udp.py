@@ -48,6 +48,13 @@ class Sessions:
     def __len__(self) -> int:
         return len(self._table)
 
+    def reconfigure(self, *, idle_timeout_s: float, capacity: int) -> None:
+        """Use another time-out and limit, also for the sessions that there are."""
+        self._table.idle_timeout_s, self._table.capacity = idle_timeout_s, capacity
+        if self._timer is not None:
+            self._timer.cancel()
+            self._schedule()
+
     def add(self, session: UdpSession) -> None:
         """Add a session; the longest idle ones end when there are too many."""
         for evicted in self._table.add(session):
@@ -163,6 +170,7 @@ class UdpSession:
             sock.close()
             raise
         self._sock = sock
+        _log.debug("%s: %s has a session with %s", listener.backends.name, self._client[0], target.endpoint)
         target.sessions += 1
         target.open_sessions += 1
         listener.engine.poller.watch_level(sock.fileno(), self)

@@ -14,6 +14,7 @@ from userspace_proxy.core.model import IPFamily, ServicePort, ServicePortName
 from userspace_proxy.core.portals import NodeFacts, ProxyPorts, proxy_port_keys
 from userspace_proxy.core.rule import Rule
 from userspace_proxy.core.rules import RuleSet, Style, is_unenforced, rules_of
+from userspace_proxy.garbage import collections_put_off
 from userspace_proxy.redirect.cleanup import of_any_mode, of_iptables_mode, other_ways_in, remove
 from userspace_proxy.redirect.conntrack import Conntrack, flows_of
 from userspace_proxy.redirect.redirector import Outcome, Redirector
@@ -120,12 +121,14 @@ class RuleKeeper:
             return await redirector.replace(rules)
 
         async with self._turn:
-            return await self._sync(replace)
+            with collections_put_off():
+                return await self._sync(replace)
 
     async def check(self) -> SyncReport:
         """Put right what others changed and try again what failed. Never raises RedirectFailed."""
         async with self._turn:
-            return await self._sync(Redirector.repair)
+            with collections_put_off():
+                return await self._sync(Redirector.repair)
 
     async def run(self, sync_period_s: float = 30.0) -> None:
         """Check whenever somebody else changed rules, and at least every `sync_period_s` seconds, until cancelled."""

@@ -9,12 +9,13 @@ import asyncio
 import os
 import socket
 import tempfile
-from collections.abc import AsyncIterator, Mapping
+import time
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Self
-from urllib.parse import urlencode
+from urllib.parse import urlencode, urlsplit
 
 import aiohttp
 import msgspec
@@ -35,6 +36,8 @@ _KEEP_ALIVE = {"TCP_KEEPIDLE": 20, "TCP_KEEPINTVL": 10, "TCP_KEEPCNT": 3}
 
 _Fingerprint = tuple[object, ...]
 
+OnAnswer = Callable[[str, str, int | None, float], None]
+
 
 class Status(msgspec.Struct, frozen=True):
     """The API's own account of an error, as a body or inside a watch."""
@@ -47,7 +50,8 @@ class Status(msgspec.Struct, frozen=True):
 class ApiConnection:
     """An API server as one client sees it. Use it as a context manager.
 
-    `answer_timeout_s` limits the wait for the beginning of an answer, in seconds.
+    `answer_timeout_s` limits the wait for the beginning of an answer, in seconds. `on_answer` is told of each request:
+    its method, the server, the status (None: no answer came) and how long the beginning of the answer took.
     """
 
     def __init__(
@@ -59,8 +63,10 @@ class ApiConnection:
         answer_timeout_s: float = 30.0,
         environ: Mapping[str, str] = os.environ,
         credentials: Credentials | None = None,
+        on_answer: OnAnswer = lambda method, host, status, duration_s: None,
     ) -> None:
         self.access = access
+        self._on_answer = on_answer
         self._answer_timeout_s = answer_timeout_s
         self._credentials = credentials or credentials_for(access)
         self._proxy = access.proxy_url or proxy_for(access.server, environ)
@@ -135,9 +141,15 @@ class ApiConnection:
         headers = {"Accept": "application/json", "Accept-Encoding": "identity", "User-Agent": "userspace-proxy"}
         if identity.authorization:
             headers["Authorization"] = identity.authorization
-        async with asyncio.timeout(self._answer_timeout_s):
-            answer = await client.call_api(_METHODS[verb], url, headers, body, _request_timeout=timeout)
-        response: aiohttp.ClientResponse = answer.response
+        method, began = _METHODS[verb], time.monotonic()
+        status: int | None = None
+        try:
+            async with asyncio.timeout(self._answer_timeout_s):
+                answer = await client.call_api(method, url, headers, body, _request_timeout=timeout)
+            response: aiohttp.ClientResponse = answer.response
+            status = response.status
+        finally:
+            self._on_answer(method, urlsplit(self.access.server).netloc, status, time.monotonic() - began)
         _probe_while_silent(response)
         return response
 

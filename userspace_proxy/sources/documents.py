@@ -13,11 +13,10 @@ from dataclasses import dataclass
 from typing import NoReturn
 
 from userspace_proxy.core.errors import ConfigError
-from userspace_proxy.sources.yaml_reader import YamlReader
+from userspace_proxy.core.yaml_reader import YamlReader, line_of
 
 _MARKER = re.compile(r"^(?:%.*\n)*---(?=\s|\Z)|^\.\.\.(?=\s|\Z)|(?<=\}\n)(?=\{)", re.MULTILINE)
 _SURROGATE_ESCAPE = re.compile(r"\\u[dD][89a-fA-F][0-9a-fA-F]{2}")
-_STEP = re.compile(r"([^.\[\]]+)|\[(\d+|\.\.\.)\]")
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,24 +36,20 @@ class Document:
                 )
             except (ValueError, RecursionError):
                 pass  # flow-style YAML looks like JSON too; and of what is neither, the YAML reader knows the line
-        return self._reader().value()
+        return YamlReader(self._yaml, self.origin, self.line).value()
 
     def where(self, path: str = "") -> str:
         """Return `FILE:LINE` of the field at `path`, such as `spec.ports[0].port`, or of its closest ancestor."""
-        steps = [int(index) if index.isdigit() else key or index for key, index in _STEP.findall(path)]
-        try:
-            return f"{self.origin}:{self._reader().line_of(steps)}"
-        except ConfigError:  # JSON has a few forms that YAML lacks
-            return f"{self.origin}:{self.line}"
+        return f"{self.origin}:{line_of(path, self._yaml, self.line)}"
 
     @property
     def _looks_like_json(self) -> bool:
         return self.text.removeprefix("---").lstrip()[:1] in ("{", "[")
 
-    def _reader(self) -> YamlReader:
-        """Return a YAML reader. JSON is YAML, but for its surrogate pairs, which never hold a place."""
-        text = _SURROGATE_ESCAPE.sub(r"\\ufffd", self.text) if self._looks_like_json else self.text
-        return YamlReader(text, self.origin, self.line)
+    @property
+    def _yaml(self) -> str:
+        """The text as YAML. JSON is YAML, but for its surrogate pairs, which never hold a place."""
+        return _SURROGATE_ESCAPE.sub(r"\\ufffd", self.text) if self._looks_like_json else self.text
 
 
 def documents(text: str, origin: str) -> Iterator[Document]:

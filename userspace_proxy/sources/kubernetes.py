@@ -20,8 +20,9 @@ from userspace_proxy.core.endpoints import NodeFacts
 from userspace_proxy.core.errors import ApiRefused
 from userspace_proxy.core.model import Snapshot
 from userspace_proxy.core.objects import Endpoints, EndpointSlice, KubernetesObject, Node, Service
+from userspace_proxy.garbage import keep_out_of_collections
 from userspace_proxy.sources.connection import ApiConnection
-from userspace_proxy.sources.pace import Clock, Pace, Sleep, keep_out_of_collections
+from userspace_proxy.sources.pace import Clock, Pace, Sleep
 from userspace_proxy.sources.reflector import Reflector, WatchSettings
 from userspace_proxy.sources.report import Report, WatchHealth
 from userspace_proxy.sources.resources import ObjectT, Resource, endpoint_slices, endpoints, services, this_node

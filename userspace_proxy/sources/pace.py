@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import gc
 import random
 import time
 from collections.abc import Awaitable, Callable
@@ -85,14 +84,3 @@ class Pace:
     def start(self) -> None:
         """Say that work starts after a wait."""
         self._started_at = time.perf_counter()
-
-
-def keep_out_of_collections() -> None:
-    """Let the garbage collector never again look at what is alive now.
-
-    The objects of a large cluster live long and form no cycles, yet a full collection visits each of them: 50 to 100 ms
-    for 50,000 endpoints, in which no traffic flows. Without them it takes less than one. Call it where much has just
-    been taken in. Measured by benchmarks/kubernetes_source.py.
-    """
-    gc.collect(0)
-    gc.freeze()

@@ -18,8 +18,9 @@ from typing import Generic, NoReturn, Protocol
 
 from userspace_proxy.core.errors import ApiRefused, ProxyError, StreamBroken
 from userspace_proxy.core.objects import KubernetesObject, Node, ObjectKey
+from userspace_proxy.garbage import keep_out_of_collections
 from userspace_proxy.sources.connection import ApiConnection
-from userspace_proxy.sources.pace import Backoff, Clock, Pace, Sleep, keep_out_of_collections
+from userspace_proxy.sources.pace import Backoff, Clock, Pace, Sleep
 from userspace_proxy.sources.resources import ObjectT, Resource
 from userspace_proxy.sources.wire import (
     Bookmark,

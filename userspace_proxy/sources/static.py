@@ -53,6 +53,7 @@ class StaticFiles:
         self._poll_interval_s = poll_interval_s
         self._seen: tuple[object, ...] | None = None
         self._contents: Contents = {}
+        self._used: Contents = {}  # the contents that could be parsed last
         self._streams: Contents = {}
         self._parsed: dict[str, list[Manifest]] = {}
 
@@ -90,9 +91,19 @@ class StaticFiles:
             return None
         self._contents = contents
         try:
+            self._refuse_emptied()
             return self._parse()
         except ConfigError as error:
             return error
+
+    def _refuse_emptied(self) -> None:
+        """Raise ConfigError for a file without a byte that had some: whoever writes it has only just begun.
+
+        A shell empties the file of `kubectl get ... > FILE` seconds before kubectl has its answer.
+        """
+        for origin, content in self._contents.items():
+            if not content and self._used.get(origin):
+                raise ConfigError("empty", where=origin)
 
     def _load(self) -> Contents:
         """Return what is in every file, and remember what the files looked like before they were read."""
@@ -101,7 +112,10 @@ class StaticFiles:
         is_settled = all(now_ns - file.changed_ns > _CLOCK_GRAIN_NS for file in files)
         self._seen = tuple(file.signature for file in files) if is_settled else None
         distinct = {file.identity: file for file in reversed(files)}
-        return {file.origin: self._content(file) for file in reversed(distinct.values())}
+        contents = {file.origin: self._content(file) for file in reversed(distinct.values())}
+        if any(isinstance(content, str) for content in contents.values()):
+            self._seen = None  # what made it unreadable, such as a lack of descriptors, may end without a change
+        return contents
 
     def _content(self, file: _File) -> bytes | str:
         if file.problem or file.is_regular:
@@ -123,7 +137,7 @@ class StaticFiles:
                     parsed[document.text] = manifests(document) if known is None else known
                 found.extend(replace(manifest, document=document) for manifest in parsed[document.text])
         objects = merge(found)
-        self._parsed = parsed
+        self._parsed, self._used = parsed, self._contents
         return objects
 
 

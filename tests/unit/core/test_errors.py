@@ -34,3 +34,11 @@ def test_privilege_is_mentioned_only_where_it_would_help() -> None:
     refused = PortsRefused({WEB: (ListenFailed("127.0.0.1:8080", "in use", "EADDRINUSE"),)}, [])
     assert str(refused).startswith("1 service port cannot be served:")
     assert "1024" not in str(refused)
+
+
+def test_no_options_are_offered_where_no_other_port_would_help() -> None:
+    failed = ListenFailed("10.0.0.9:80", "cannot assign requested address", "EADDRNOTAVAIL")
+    assert str(PortsRefused({WEB: (failed,)}, [])).splitlines() == [
+        "1 service port cannot be served:",
+        "  shop/web:http (TCP) on 10.0.0.9:80: cannot assign requested address",
+    ]

@@ -71,3 +71,14 @@ def test_errors_say_where_what_and_why() -> None:
 def test_counters_begin_at_zero() -> None:
     counters = Counters(endpoints={ServicePortName("default", "dns"): {Endpoint("10.0.0.1", 53): EndpointCounters()}})
     assert counters.open_connections == counters.open_sessions == counters.dropped_datagrams == 0
+
+
+@pytest.mark.parametrize(("kind", "lowest_port"), [(Endpoint, 1), (ListenAddress, 0)])
+def test_only_what_a_socket_can_take_is_an_address(
+    kind: type[Endpoint] | type[ListenAddress], lowest_port: int
+) -> None:
+    for address, port in (("localhost", 80), ("", 80), ("10.0.0.1", lowest_port - 1), ("10.0.0.1", 65536)):
+        with pytest.raises(ValueError, match="is no"):
+            kind(address, port)
+    for address, port in (("::1", lowest_port), ("fe80::1%lo", 80), ("127.0.0.1", 65535)):
+        assert kind(address, port).address == address

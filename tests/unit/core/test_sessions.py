@@ -80,3 +80,10 @@ def test_a_session_that_was_removed_is_not_the_one_to_go() -> None:
     made.remove(sessions[A])
     made.add(Session("d", 3.0))
     assert names(made.add(Session("e", 4.0))) == [B]
+
+
+def test_there_is_no_next_expiry_once_all_are_gone_however_they_went() -> None:
+    made, sessions = table(A, B, C)
+    made.remove(sessions[C])
+    assert names(made.expire(now=11.0)) == [A, B]
+    assert made.next_expiry() is None

@@ -48,13 +48,14 @@ def test_a_place_is_the_line_of_the_field_or_of_the_closest_around_it() -> None:
     ("text", "message"),
     [
         ("a: 1\nb: [", "f:2: failed to decode: no valid YAML"),
-        ("a: 1\nb: \x00", "f:2: failed to decode: no valid YAML: a character that is not allowed"),
+        ("a: 1\nb: \x00", "f:2: failed to decode: the character '\\x00' is not allowed"),
         ("? [a]\n: 1", "f:1: failed to decode: a key must be text"),
         ("a: 1\nb: !!int x", "f:2: failed to decode: invalid literal"),
         ("a: 1\nb: .nan", "f:2: failed to decode: .nan is no number"),
-        ("a: !weird x", "f:1: failed to decode: no valid YAML"),
-        ("a: &x [*x]", "f: failed to decode: nested too deeply"),
-        ("[" * 2000 + "]" * 2000, "f: failed to decode: nested too deeply"),
+        ("a: !weird x", "f:1: failed to decode: the tag '!weird' is not supported"),
+        ("a: &x [*x]", "f:1: failed to decode: an alias refers to nothing, or to what it is part of"),
+        ("[" * 2000 + "]" * 2000, "f:1: failed to decode: "),
+        ("[" * 201 + "]" * 201, "f:1: failed to decode: nested deeper than 200 levels"),
     ],
 )
 def test_what_cannot_be_read_is_an_error_with_its_line(text: str, message: str) -> None:

@@ -214,6 +214,39 @@ async def test_a_vanished_file_is_told_and_followed_until_it_is_back(tmp_path: P
         assert names(await change(changes)) == ["two"]
 
 
+async def test_an_emptied_file_is_told_and_what_it_had_stays_until_it_is_written(tmp_path: Path) -> None:
+    """A shell empties the file of `kubectl get ... > FILE` long before kubectl has an answer."""
+    path, other = tmp_path / "a.yaml", tmp_path / "b.yaml"
+    path.write_text(service("one"))
+    other.write_text("")  # one that never had anything is no fault
+    async with following(path, other) as changes:
+        path.write_text("")
+        assert str(await change(changes)) == f"{path}: empty"
+        other.write_text(service("three"))
+        assert str(await change(changes)) == f"{path}: empty"
+        path.write_text(service("two"))
+        assert names(await change(changes)) == ["two", "three"]
+
+
+async def test_a_file_that_could_not_be_read_for_a_while_is_read_again_though_it_does_not_change(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A lack of descriptors leaves no trace in the file's status when it ends."""
+    path = tmp_path / "a.yaml"
+    path.write_text(service("one"))
+
+    def refuse(*_: object) -> bytes:
+        raise OSError(24, "Too many open files")
+
+    async with following(path) as changes:
+        with monkeypatch.context() as patched:
+            patched.setattr(Path, "read_bytes", refuse)
+            rename_over(path, service("two"))
+            await asyncio.sleep(0.2)  # so that the time stamp of the change is a settled one when it is read
+            assert str(await change(changes)) == f"{path}: cannot be read: Too many open files"
+        assert names(await change(changes)) == ["two"]
+
+
 async def test_a_file_that_never_comes_to_rest_is_read_all_the_same(tmp_path: Path) -> None:
     path = tmp_path / "a.yaml"
     path.write_text(SERVICE)

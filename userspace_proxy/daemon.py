@@ -1,0 +1,245 @@
+"""The node daemon: wires configuration, cluster, node, proxy and servers together, from start to end.
+
+It holds the TaskGroup that lives as long as the process.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import time
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager
+
+from userspace_proxy import __version__
+from userspace_proxy.admin.health import health_server
+from userspace_proxy.admin.monitoring import metrics_server
+from userspace_proxy.admin.server import HttpServer
+from userspace_proxy.admin.service_health import ServiceHealthServers
+from userspace_proxy.core.config import Config
+from userspace_proxy.core.config_addresses import NodeAddresses, check_addresses, node_addresses
+from userspace_proxy.core.config_file import as_mapping
+from userspace_proxy.core.errors import CleanUpFailed, ConfigError, ListenFailed, ServerFailed, leaves
+from userspace_proxy.core.health import ProxyHealth, ServiceKey, service_health_checks
+from userspace_proxy.core.model import Snapshot
+from userspace_proxy.core.rules import Style
+from userspace_proxy.metrics import Metrics
+from userspace_proxy.node.setup import (
+    ConntrackSettings,
+    NodeSettings,
+    is_sys_read_only,
+    log_steps,
+    set_up_host,
+    set_up_node,
+)
+from userspace_proxy.node.systemd import READY, STOPPING, notify
+from userspace_proxy.node_proxy import NodeProxy, served_families
+from userspace_proxy.redirect import cleanup, conntrack
+from userspace_proxy.redirect.keeper import RuleKeeper
+from userspace_proxy.redirect.opening import BackendChoice, open_redirectors
+from userspace_proxy.sources.config_file import end_when_updated, reloads
+from userspace_proxy.sources.connection import ApiConnection
+from userspace_proxy.sources.events import (
+    READ_ONLY_SYS,
+    STARTING,
+    ApiEvents,
+    EventRecorder,
+    ObjectReference,
+    node_reference,
+    server_failed,
+    service_health_failed,
+)
+from userspace_proxy.sources.kubeconfig import Access, load_access
+from userspace_proxy.sources.kubernetes import KubernetesSettings, KubernetesSource
+from userspace_proxy.sources.this_node import node_name, wait_for_node
+
+SetVerbosity = Callable[[int], None]
+
+_LAST_WORDS_S = 1.0
+_NODE_POLL_S = 0.25
+_IN_CLUSTER = ("KUBERNETES_SERVICE_HOST", "KUBERNETES_SERVICE_PORT")
+
+_log = logging.getLogger(__name__)
+
+
+async def clean_up() -> None:
+    """Remove the rules of all modes of kube-proxy, and ours. Raises CleanUpFailed when something is left."""
+    result = await cleanup.clean_up()
+    for removed in result.removed:
+        _log.info("removed %s", removed)
+    if result.errors:
+        raise CleanUpFailed(result.errors)
+
+
+def init_only(config: Config) -> None:
+    """Do what needs privileges that the daemon can do without later."""
+    log_steps(set_up_host(_conntrack_settings(config)))
+
+
+class Daemon:
+    """This node's proxy. `load_again` reads a changed configuration file, `set_verbosity` changes what is logged."""
+
+    def __init__(self, config: Config, load_again: Callable[[], Config], set_verbosity: SetVerbosity) -> None:
+        self._config = config
+        self._load_again = load_again
+        self._set_verbosity = set_verbosity
+        self._name = node_name(config.document.hostname_override)
+        own = config.document.userspace_proxy
+        self._metrics = Metrics(
+            __version__, service_port_limit=own.metrics_port_limit, with_endpoints=own.metrics_endpoints
+        )
+        self._health = ProxyHealth(config.document.iptables.sync_period)
+        self._node_proxy: NodeProxy | None = None
+
+    async def run(self) -> None:
+        """Run until cancelled.
+
+        Raises ConfigError for what cannot work, ServerFailed for a server that must be there, and ConfigFileUpdated
+        when the configuration file was written and changes are not taken up while running.
+        """
+        steps = set_up_node(_node_settings(self._config))
+        log_steps(steps)
+        client = self._config.document.client_connection
+        async with ApiConnection(
+            _access(self._config), qps=client.qps, burst=client.burst, on_answer=self._metrics.rest_client.answered
+        ) as connection:
+            events = EventRecorder(ApiEvents(connection), self._name)
+            events.record(node_reference(self._name), STARTING)
+            if is_sys_read_only(steps):
+                events.record(node_reference(self._name), READ_ONLY_SYS)
+            async with asyncio.TaskGroup() as tasks:
+                sending = tasks.create_task(events.run())
+                try:
+                    await self._run(connection, events)
+                except* ServerFailed as failures:
+                    for failure in leaves(failures):
+                        assert isinstance(failure, ServerFailed)
+                        events.record(node_reference(self._name), server_failed(failure.event_reason, str(failure)))
+                    await events.flush(_LAST_WORDS_S)
+                    raise
+                finally:
+                    notify(STOPPING)
+                    sending.cancel()
+
+    async def _run(self, connection: ApiConnection, events: EventRecorder) -> None:
+        source = KubernetesSource(connection, KubernetesSettings(node_name=self._name))
+        async with asyncio.TaskGroup() as tasks:
+            for server in self._servers():
+                tasks.create_task(server.run())
+            tasks.create_task(self._watch_config_file())
+            tasks.create_task(self._watch_node(source))
+            tasks.create_task(self._serve(connection, source, events))
+            notify(READY)
+
+    def _servers(self) -> Iterator[HttpServer]:
+        config = self._config
+        hard_fail = config.document.bind_address_hard_fail
+        if config.healthz_address is not None:
+            yield health_server(config.healthz_address, self._health, self._metrics, hard_fail=hard_fail)
+        if config.metrics_address is not None:
+            yield metrics_server(
+                config.metrics_address,
+                self._metrics,
+                lambda: as_mapping(self._config.document),
+                set_verbosity=self._set_verbosity if config.document.enable_profiling else None,
+                hard_fail=hard_fail,
+            )
+
+    async def _serve(self, connection: ApiConnection, source: KubernetesSource, events: EventRecorder) -> None:
+        """Learn who this node is and what is wanted, and only then touch anything."""
+        node = await wait_for_node(connection, self._name)
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(source.run())
+            snapshot = await source.next_snapshot()
+            node = node or source.node
+            addresses = node_addresses(self._config.document.bind_address, node.ips if node else ())
+            async with self._keeper(addresses) as keeper:
+                self._node_proxy = NodeProxy(self._config, addresses, keeper, self._health, self._metrics)
+                tasks.create_task(self._node_proxy.run())
+                await self._follow(source, snapshot, self._node_proxy, events)
+
+    async def _follow(
+        self, source: KubernetesSource, snapshot: Snapshot, node_proxy: NodeProxy, events: EventRecorder
+    ) -> None:
+        def tell(key: ServiceKey, port: int, failure: ListenFailed) -> None:
+            namespace, service = key
+            regarding = ObjectReference("Service", service, namespace)
+            events.record(regarding, service_health_failed(self._name, f"{namespace}/{service}", port, str(failure)))
+
+        health_checks = ServiceHealthServers(lambda: self._health.is_healthy(now=time.monotonic()), on_failure=tell)
+        try:
+            while True:
+                node_proxy.want(snapshot)
+                await health_checks.apply(service_health_checks(snapshot))
+                snapshot = await source.next_snapshot()
+        finally:
+            await health_checks.close()
+
+    @asynccontextmanager
+    async def _keeper(self, addresses: NodeAddresses) -> AsyncIterator[RuleKeeper]:
+        """Yield the keeper of this node's kernel rules. Raises ConfigError where the configuration does not fit."""
+        config = self._config
+        families = served_families(addresses)
+        report = check_addresses(config, addresses.primary_family, has_both_families=len(families) > 1)
+        for warning in filter(None, (addresses.warning, *report.warnings)):
+            _log.warning("%s", warning)
+        if report.fatal:
+            raise ConfigError("; ".join(report.fatal))
+        own = config.document.userspace_proxy
+        opened = await open_redirectors(BackendChoice(own.iptables_backend), families)
+        for warning in opened.warnings:
+            _log.warning("%s", warning)
+        keeper = RuleKeeper(opened.redirectors, style=Style(own.rule_style), conntrack=conntrack.available())
+        try:
+            yield keeper
+        finally:
+            await keeper.close()
+
+    async def _watch_node(self, source: KubernetesSource) -> None:
+        """Keep what /healthz says of the node up to date."""
+        while True:
+            node = source.node
+            self._health.is_node_eligible = node.is_eligible if node else None
+            await asyncio.sleep(_NODE_POLL_S)
+
+    async def _watch_config_file(self) -> None:
+        path = self._config.config_file
+        if not path:
+            return
+        if not self._config.own.config_reload:
+            await end_when_updated(path)
+        async for reload in reloads(self._config, self._load_again):
+            self._config = reload.config
+            self._set_verbosity(reload.config.document.logging.verbosity)
+            if self._node_proxy is not None:
+                self._node_proxy.reconfigure(reload.config)
+            _log.info("the configuration has changed: %s", ", ".join(reload.changes.applicable) or "nothing to take up")
+            if reload.changes.needs_restart:
+                _log.warning("these changes need a restart: %s", ", ".join(reload.changes.needs_restart))
+
+
+def _access(config: Config) -> Access:
+    """Return the access to the API server. Raises ConfigError. Source: kube-proxy, which looks at no KUBECONFIG."""
+    kubeconfig = config.document.client_connection.kubeconfig
+    if not kubeconfig and not config.master:
+        _log.info("Neither kubeconfig file nor master URL was specified, falling back to in-cluster config")
+    environ = {name: os.environ[name] for name in _IN_CLUSTER if name in os.environ}
+    return load_access(kubeconfig, master=config.master, environ=environ)
+
+
+def _node_settings(config: Config) -> NodeSettings:
+    return NodeSettings(_conntrack_settings(config), config.document.oom_score_adj)
+
+
+def _conntrack_settings(config: Config) -> ConntrackSettings:
+    wanted = config.document.conntrack
+    return ConntrackSettings(
+        max_per_core=wanted.max_per_core,
+        min=wanted.min,
+        tcp_established_timeout_s=wanted.tcp_established_timeout,
+        tcp_close_wait_timeout_s=wanted.tcp_close_wait_timeout,
+        udp_timeout_s=wanted.udp_timeout,
+        udp_stream_timeout_s=wanted.udp_stream_timeout,
+        tcp_be_liberal=wanted.tcp_be_liberal,
+    )
