@@ -4,7 +4,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test check format clean
+.PHONY: demo test check format bench bench-compare clean
 
 demo: $(VENV)/.installed
 	@$(BIN)/python examples/demo.py $(DEMO_ARGS)
@@ -18,6 +18,20 @@ check: $(VENV)/.installed-dev
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+
+# The standard scenarios; a fault of a peer (haproxy, nginx) is shown and does not end it.
+bench: $(VENV)/.installed-dev
+	@benchmarks/install-system-packages
+	@for scenario in benchmarks/scenarios/*.yaml; do \
+		$(BIN)/userspace-proxy bench run -f $$scenario -o benchmarks/results $(BENCH_ARGS) || failed="$$failed $$scenario"; \
+	done; test -z "$$failed" || { echo "Not all is as it should be:$$failed" >&2; exit 1; }
+
+# The README's table: measures, unless there are results already.
+bench-compare: $(VENV)/.installed-dev
+	@benchmarks/install-system-packages
+	@test -f benchmarks/results/compare.json || \
+		$(BIN)/userspace-proxy bench run -f benchmarks/scenarios/compare.yaml -o benchmarks/results $(BENCH_ARGS)
+	@$(BIN)/python benchmarks/readme_table.py benchmarks/results/compare.json
 
 format: $(VENV)/.installed-dev
 	$(BIN)/ruff check --fix .

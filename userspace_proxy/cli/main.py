@@ -8,6 +8,7 @@ import sys
 import click
 
 from userspace_proxy.cli import PROGRAM
+from userspace_proxy.cli.bench import bench
 from userspace_proxy.cli.local import local
 from userspace_proxy.core.errors import ProxyError, UsageError, leaves
 
@@ -18,6 +19,7 @@ def commands() -> None:
 
 
 commands.add_command(local)
+commands.add_command(bench)
 
 
 def main() -> None:

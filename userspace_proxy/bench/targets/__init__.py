@@ -1,0 +1,1 @@
+"""Who is measured: started, configured and told of endpoints by us, or running already."""
