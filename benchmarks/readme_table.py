@@ -33,7 +33,7 @@ def main() -> None:
     for test, name in ROWS:
         print(row(report, test, METRICS[name]))
     machine = report.environment
-    versions = "; ".join(target.version for target in report.targets if target.version and target.kind != "proxy")
+    versions = "; ".join(dict.fromkeys(t.version for t in report.targets if t.version and t.kind != "proxy"))
     print(f"\n{machine.cpu}, {machine.cpus} CPUs, {machine.kernel}; {versions}. {report.started[:10]}, load average "
           f"{machine.load_average:.1f} at the start.")  # fmt: skip
 
