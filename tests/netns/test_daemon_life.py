@@ -142,7 +142,8 @@ async def test_without_the_api_server_the_state_stays_and_changes_follow_its_ret
     pod = topology.pods[0]
     async with api_server(*OBJECTS) as api:
         async with Daemon(api, tmp_path, "nft").running() as daemon:
-            await answered(pod, V4.cluster_ip, 80, "p1", "p2")
+            await daemon.logged(SYNCED)
+            await until(lambda: _answers(f"{HEALTH}/healthz", 200), "the node is not known")
             await api.stop()
             await daemon.logged("cannot be reached")
             await answered(pod, V4.cluster_ip, 80, "p1", "p2")
