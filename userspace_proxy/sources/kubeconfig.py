@@ -6,7 +6,6 @@ Where several files say something, the first one wins. A relative path counts fr
 from __future__ import annotations
 
 import base64
-import binascii
 import os
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
@@ -277,8 +276,8 @@ def _resolved(found: _Found[_User], plugin: ExecEntry) -> ExecEntry:
 def _material(found: _Found[_Cluster] | _Found[_User], data: str | None, file: str | None) -> Material | None:
     if data:
         try:
-            return base64.b64decode(data, validate=False)
-        except binascii.Error as error:
+            return base64.b64decode("".join(data.split()), validate=True)
+        except ValueError as error:
             raise ConfigError(f"a certificate or key is no base64: {error}", where=str(found.file)) from error
     return found.path(file) if file else None
 

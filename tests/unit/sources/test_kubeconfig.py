@@ -171,6 +171,8 @@ def broken(tmp_path: Path, **changes: Any) -> str:
         ({"user": {"as": "root"}}, "impersonation is not supported"),
         ({"user": {"client-certificate": "crt"}}, "one is missing"),
         ({"user": {"client-certificate-data": "*", "client-key-data": "abc"}}, "no base64"),
+        ({"user": {"client-certificate-data": "!!!", "client-key-data": "!!!"}}, "no base64"),
+        ({"cluster": {"certificate-authority-data": "???"}}, "no base64"),
         ({"user": {"exec": {"command": "x", "apiVersion": "v", "interactiveMode": "Always"}}}, "at a terminal"),
     ],
 )
