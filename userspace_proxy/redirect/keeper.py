@@ -29,7 +29,10 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class SyncReport:
-    """How a sync went. `failures` are families without new rules; `refused` are service ports without rules."""
+    """How a sync went. `failures` are families without new rules; `refused` are service ports without rules.
+
+    A family that this node has no address of, as where the kernel lacks IPv6, is no failure.
+    """
 
     failures: Mapping[IPFamily, RedirectFailed] = field(default_factory=lambda: MappingProxyType({}))
     refused: Mapping[tuple[ServicePortName, IPFamily], str] = field(default_factory=lambda: MappingProxyType({}))
@@ -111,7 +114,6 @@ class RuleKeeper:
         """
 
         async def replace(redirector: Redirector) -> Outcome:
-            self._nodes = nodes
             family = redirector.family
             if family not in nodes:
                 return await redirector.replace(RuleSet(family))
@@ -121,6 +123,7 @@ class RuleKeeper:
             return await redirector.replace(rules)
 
         async with self._turn:
+            self._nodes = nodes
             with collections_put_off():
                 return await self._sync(replace)
 
@@ -168,7 +171,8 @@ class RuleKeeper:
         self._last_failures = {family: str(error) for family, error in failures.items()}
         for family in sorted(self._with_leftovers - failures.keys()):
             await self._remove_leftovers(family)
-        return SyncReport(failures, refused, was_written)
+        served = {family: error for family, error in failures.items() if family in self._nodes}
+        return SyncReport(served, refused, was_written)
 
     def _warn(self, outcome: Outcome, family: IPFamily) -> None:
         for match in sorted(outcome.lacking):

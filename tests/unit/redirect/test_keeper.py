@@ -87,6 +87,12 @@ async def test_a_family_that_fails_keeps_no_leftovers_in_another(monkeypatch: py
     assert "KUBE-SERVICES" not in blind.tables["nat"]
 
 
+async def test_a_family_that_the_kernel_lacks_is_no_failure_where_the_node_has_no_address_of_it() -> None:
+    kept = keeper(Blind(IPFamily.IPV6), FakeBackend())
+    assert (await kept.apply(SERVICES, PORTS, {IPFamily.IPV4: golden.NODE})).is_complete
+    assert not (await kept.apply(SERVICES, PORTS, NODES)).is_complete
+
+
 async def test_the_udp_flows_of_rules_that_changed_are_forgotten() -> None:
     conntrack = FakeConntrack()
     kept = keeper(FakeBackend(), conntrack=conntrack)
