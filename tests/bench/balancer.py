@@ -103,7 +103,7 @@ class Balancer:
     async def copy(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, *, is_request: bool) -> None:
         while data := await reader.read(65536):
             if is_request and self.fault == "slow-sometimes" and self.rng.random() < 0.02:
-                await asyncio.sleep(0.3)
+                await asyncio.sleep(0.6)  # longer than a busy machine explains
             if is_request and self.fault == "frozen":
                 await asyncio.Event().wait()
             if not is_request and self.fault == "corrupting" and self.rng.random() < 0.2:

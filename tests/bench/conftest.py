@@ -17,7 +17,7 @@ from userspace_proxy.bench.results import Report
 
 PROGRAM = [sys.executable, "-m", "userspace_proxy", "bench"]
 PATIENCE_S = 100
-AT_ONCE = 3
+AT_ONCE = 2
 
 
 class Outcome:

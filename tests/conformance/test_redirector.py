@@ -168,6 +168,18 @@ async def test_foreign_rules_stay_and_ours_move_back_to_their_places(
     assert not (await redirector.repair()).was_written
 
 
+async def test_a_foreign_rule_with_odd_quotes_is_read_and_stays(
+    host: Host, redirector: Redirector, family: IPFamily
+) -> None:
+    foreign = '-j LOG --log-prefix "KUBE- \\"it\\\'s "'
+    host.insert("nat", "PREROUTING", foreign)
+
+    await redirector.replace(services(family))
+
+    assert f"-A PREROUTING {foreign}" in host.tables()["nat"]["PREROUTING"]
+    assert not (await redirector.repair()).was_written
+
+
 @pytest.mark.parametrize("delete_chains", [False, True])
 @pytest.mark.parametrize("table", list(Table))
 async def test_rules_that_others_flushed_come_back(

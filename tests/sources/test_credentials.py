@@ -183,6 +183,19 @@ async def test_credentials_that_have_not_expired_outlive_a_plugin_that_fails(
         await credentials.current()
 
 
+async def test_a_renewal_that_is_wrong_does_not_lengthen_the_life_of_the_credentials(plugin: Plugin) -> None:
+    now = 1_000_000.0
+    credentials = ExecPlugin(plugin.entry, now=lambda: now)
+    plugin.answer(token="first", expires_at=now + 600)
+    await credentials.current()
+    plugin.answer(token="second", expirationTimestamp="tomorrow")
+    now += 590
+    assert await credentials.current() == Identity("Bearer first")
+    now += 20
+    with pytest.raises(CredentialsFailed, match="is no time"):
+        await credentials.current()
+
+
 async def test_a_plugin_is_run_once_more_when_its_token_is_refused(plugin: Plugin) -> None:
     async with ApiServer(tokens={"first"}) as api:
         access = Access(api.url, exec_plugin=plugin.entry)
@@ -231,6 +244,23 @@ async def test_a_plugin_that_does_not_end_is_killed(plugin: Plugin, monkeypatch:
         await ExecPlugin(plugin.entry).current()
     with pytest.raises(ProcessLookupError):
         os.kill(int((plugin.folder / "pid").read_text()), 0)
+
+
+async def test_a_plugin_that_does_not_end_takes_what_it_has_started_with_it(
+    plugin: Plugin, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("userspace_proxy.sources.credentials.PLUGIN_TIMEOUT_S", 0.3)
+    plugin.path.write_text("#!/bin/sh\nsleep 20\necho done\n")
+    async with asyncio.timeout(5):
+        with pytest.raises(CredentialsFailed, match="did not end within"):
+            await ExecPlugin(plugin.entry).current()
+
+
+async def test_a_token_that_fits_in_no_header_is_told(api: ApiServer, plugin: Plugin) -> None:
+    plugin.answer(token="two\nlines")
+    async with ApiConnection(Access(api.url, exec_plugin=plugin.entry), environ={}) as connection:
+        with pytest.raises(CredentialsFailed, match="characters that no header may have"):
+            await list_services(connection)
 
 
 async def test_a_plugin_that_fails_is_told_and_tried_again(

@@ -130,6 +130,17 @@ async def test_endpoints_are_followed_where_slices_are_not_served() -> None:
             await followed.until_endpoints("default/web", "10.1.0.2:8080")
 
 
+async def test_slices_that_are_served_later_are_followed_then(api: ApiServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("userspace_proxy.sources.kubernetes._LOOK_FOR_SLICES_S", 0.05)
+    api.fail(404, verb="list", resource="endpointslices", times=3)
+    api.put(service("web"))
+    api.put(endpoints("web", "10.1.0.1"))
+    api.put(endpoint_slice("web", "10.1.0.2"))
+    async with following(api) as followed:
+        await followed.until_endpoints("default/web", "10.1.0.1:8080")
+        await followed.until_endpoints("default/web", "10.1.0.2:8080")
+
+
 async def test_the_zone_of_this_node_decides_by_hints_and_its_taint_about_health(api: ApiServer) -> None:
     api.put(service("web"))
     near = endpoint_slice("web", "10.1.0.1", "10.1.0.2")
@@ -406,6 +417,33 @@ async def test_the_watch_asks_the_server_to_end_it_after_five_to_nine_minutes(ap
     watches = [each.query for each in api.requests if each.verb == "watch"]
     assert all(300 <= int(each["timeoutSeconds"]) <= 540 for each in watches)
     assert all(each["allowWatchBookmarks"] == "true" for each in watches)
+
+
+async def test_after_a_short_watch_there_is_a_pause(api: ApiServer) -> None:
+    delays: list[float] = []
+
+    async def sleep(delay_s: float) -> None:
+        delays.append(delay_s)
+        await asyncio.sleep(0)
+
+    api.put(service("web"))
+    async with following(api, KubernetesSettings(watch=WatchSettings()), sleep=sleep) as followed:
+        await followed.first()
+        await api.until_requested("watch", "services")
+        api.put(service("shop"))
+        api.end_watches("services")
+        await api.until_requested("watch", "services", times=2)
+        await followed.until_services("default/web", "default/shop")
+    assert delays == [1.0]
+
+
+@pytest.mark.parametrize("asked", ["soon", "Wed, 21 Oct 2099 07:28:00 GMT", "-5", "1e9", "²"])
+async def test_a_retry_after_that_is_no_number_is_passed_over(api: ApiServer, asked: str) -> None:
+    api.put(service("web"))
+    api.fail(429, verb="list", resource="services", times=1, headers={"Retry-After": asked})
+    async with following(api) as followed:
+        await followed.first()
+        assert sum(each.handler_errors for each in followed.source.watches()) == 0
 
 
 async def test_retry_after_is_the_least_to_wait(api: ApiServer) -> None:

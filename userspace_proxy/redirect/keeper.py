@@ -33,6 +33,7 @@ class SyncReport:
     """How a sync went. `failures` are families without new rules; `refused` are service ports without rules.
 
     `rule_counts` are the rules that are wanted in each table, of all families together.
+    A family that this node has no address of, as where the kernel lacks IPv6, is no failure.
     """
 
     failures: Mapping[IPFamily, RedirectFailed] = field(default_factory=lambda: MappingProxyType({}))
@@ -99,8 +100,8 @@ class Rendering:
 class RuleKeeper:
     """The kernel rules of this node.
 
-    Nothing is touched before the first `apply`. After the first that succeeds, what the iptables mode left is removed,
-    and what stands in other variants, unless `keeps_other_modes`. Rules stay when the keeper is closed.
+    Nothing is touched before the first `apply`. After the first that succeeds in a family, what the iptables mode left
+    there is removed, and what stands in other variants, unless `keeps_other_modes`. Rules stay when it is closed.
     """
 
     def __init__(
@@ -114,7 +115,7 @@ class RuleKeeper:
         self._redirectors = {redirector.family: redirector for redirector in redirectors}
         self._renderings = {family: Rendering(style) for family in self._redirectors}
         self._conntrack = conntrack
-        self._may_have_leftovers = not keeps_other_modes
+        self._with_leftovers = set[IPFamily]() if keeps_other_modes else set(self._redirectors)
         self._last_failures: dict[IPFamily, str] = {}
         self._turn = asyncio.Lock()
         self._nodes: Mapping[IPFamily, NodeFacts] = {}
@@ -134,7 +135,6 @@ class RuleKeeper:
         """
 
         async def replace(redirector: Redirector) -> Outcome:
-            self._nodes = nodes
             family = redirector.family
             if family not in nodes:
                 self._renderings[family].clear()
@@ -145,6 +145,7 @@ class RuleKeeper:
             return await redirector.replace(rules)
 
         async with self._turn:
+            self._nodes = nodes
             with collections_put_off():
                 return await self._sync(replace)
 
@@ -195,10 +196,11 @@ class RuleKeeper:
             self._warn(outcome, family)
             await self._forget_flows(outcome, family)
         self._last_failures = {family: str(error) for family, error in failures.items()}
-        if not failures and self._redirectors:
-            await self._remove_leftovers()
+        for family in sorted(self._with_leftovers - failures.keys()):
+            await self._remove_leftovers(family)
+        served = {family: error for family, error in failures.items() if family in self._nodes}
         counts = {table: sum(each.counts[table] for each in self._renderings.values()) for table in Table}
-        return SyncReport(failures, refused, was_written, MappingProxyType(counts))
+        return SyncReport(served, refused, was_written, MappingProxyType(counts))
 
     def _warn(self, outcome: Outcome, family: IPFamily) -> None:
         for match in sorted(outcome.lacking):
@@ -222,22 +224,18 @@ class RuleKeeper:
         except RedirectFailed as error:
             self._warn_once(f"UDP flows could not be deleted: {error}")
 
-    async def _remove_leftovers(self) -> None:
+    async def _remove_leftovers(self, family: IPFamily) -> None:
         """Remove the iptables mode's rules, and all in other variants, once ours stand. Tried until it succeeds."""
-        if not self._may_have_leftovers:
-            return
-        removed: list[str] = []
-        errors: list[RedirectFailed] = []
-        for family, redirector in self._redirectors.items():
-            elsewhere = await remove(await other_ways_in(family, redirector.backend_name), of_any_mode)
-            removed += elsewhere.removed
-            errors += elsewhere.errors
-            try:
-                removed += await redirector.remove(of_iptables_mode)
-            except RedirectFailed as error:
-                errors.append(error)
+        redirector = self._redirectors[family]
+        elsewhere = await remove(await other_ways_in(family, redirector.backend_name), of_any_mode)
+        removed, errors = [*elsewhere.removed], [*elsewhere.errors]
+        try:
+            removed += await redirector.remove(of_iptables_mode)
+        except RedirectFailed as error:
+            errors.append(error)
         for failure in errors:
             self._warn_once(f"what another mode left could not be removed: {failure}")
         if removed:
-            _log.info("removed %d chains that another mode or variant had left", len(removed))
-        self._may_have_leftovers = bool(errors)
+            _log.info("removed %d %s chains that another mode or variant had left", len(removed), family.name)
+        if not errors:
+            self._with_leftovers.discard(family)

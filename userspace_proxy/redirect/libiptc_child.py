@@ -6,6 +6,7 @@ import fcntl
 import ipaddress
 import os
 import pickle
+import re
 import struct
 import sys
 from collections.abc import Iterable, Iterator
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
     import iptc
 
 LOCK_FILE = "/run/xtables.lock"
+_NEEDS_QUOTES = re.compile(r"[\s\"'\\]")
 
 _OPTION = {
     Condition.NOT_FROM_BRIDGE_PORT: ("physdev_is_in", "!"),
@@ -199,9 +201,15 @@ def _options(extension: Any) -> Iterator[str]:
         if rest[:1] == ["!"]:
             yield rest.pop(0)
         yield f"--{name}"
-        if name == "comment" and not rest[0].replace("-", "").replace("_", "").isalnum():
-            rest = ['"' + " ".join(rest).replace("\\", "\\\\").replace('"', '\\"') + '"']
+        if name != "comment":
+            rest = [_quoted(value) if _NEEDS_QUOTES.search(value) else value for value in rest]
+        elif not rest[0].replace("-", "").replace("_", "").isalnum():
+            rest = [_quoted(" ".join(rest))]
         yield from rest
+
+
+def _quoted(text: str) -> str:
+    return '"' + text.replace("\\", "\\\\").replace('"', '\\"') + '"'
 
 
 @contextmanager

@@ -51,7 +51,10 @@ def read_save(text: str) -> Tables:
 
 def target_of(line: str) -> str:
     """Return the target of a rule, or the chain that it goes to; empty if it has neither. Comments do not mislead."""
-    words = iter(shlex.split(line))
+    try:
+        words = iter(shlex.split(line))
+    except ValueError:  # a quote that some extension printed without its pair: no rule of ours has one
+        words = iter(line.split())
     for word in words:
         if word == "--comment":
             next(words, "")

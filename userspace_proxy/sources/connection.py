@@ -140,6 +140,8 @@ class ApiConnection:
         client = await self._client_for(identity)
         headers = {"Accept": "application/json", "Accept-Encoding": "identity", "User-Agent": "userspace-proxy"}
         if identity.authorization:
+            if not identity.authorization.isprintable():
+                raise CredentialsFailed("the token or the password has characters that no header may have")
             headers["Authorization"] = identity.authorization
         method, began = _METHODS[verb], time.monotonic()
         status: int | None = None
@@ -237,5 +239,5 @@ async def _refusal(verb: str, resource: str, response: aiohttp.ClientResponse) -
     if not message and not body.lstrip().startswith((b"{", b"<")):
         message = body.decode(errors="replace").strip()[:200]
     retry_after = response.headers.get("Retry-After", "")
-    retry_after_s = float(retry_after) if retry_after.isdigit() else None
+    retry_after_s = float(retry_after) if retry_after.isascii() and retry_after.isdigit() else None
     return ApiRefused(verb, resource, response.status, message or response.reason or "", retry_after_s=retry_after_s)

@@ -7,6 +7,7 @@ import base64
 import json
 import logging
 import os
+import signal
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
@@ -154,10 +155,8 @@ class ExecPlugin:
 
     async def _run(self) -> Identity:
         status = self._parse(await self._output())
-        self._expires_at = self._renew_at = float("inf")
-        if status.expiration_timestamp:
-            self._expires_at = self._epoch(status.expiration_timestamp)
-            self._renew_at = self._expires_at - min(_MARGIN_S, self._remaining_s() * _MARGIN_PART)
+        self._expires_at = self._epoch(status.expiration_timestamp) if status.expiration_timestamp else float("inf")
+        self._renew_at = self._expires_at - min(_MARGIN_S, self._remaining_s() * _MARGIN_PART)
         self._identity = Identity(
             f"Bearer {status.token.strip()}" if status.token else "",
             (status.client_certificate_data or "").encode(),
@@ -181,6 +180,7 @@ class ExecPlugin:
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=asyncio.subprocess.PIPE,
                 stderr=asyncio.subprocess.PIPE,
+                start_new_session=True,  # so that what a script has started ends with it
             )
         except OSError as error:
             hint = f"; {entry.install_hint.strip()}" if entry.install_hint else ""
@@ -196,7 +196,7 @@ class ExecPlugin:
         finally:
             if process.returncode is None:
                 with suppress(ProcessLookupError):
-                    process.kill()
+                    os.killpg(process.pid, signal.SIGKILL)
                 await process.wait()
         if process.returncode:
             said = stderr.decode(errors="replace").strip()[-500:]

@@ -6,7 +6,6 @@ Where several files say something, the first one wins. A relative path counts fr
 from __future__ import annotations
 
 import base64
-import binascii
 import os
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
@@ -227,7 +226,7 @@ def _with_cluster(access: Access, found: _Found[_Cluster] | None, master: str) -
     cluster = found.entry
     authority = _material(found, cluster.certificate_authority_data, cluster.certificate_authority)
     where = "--master" if master else access.origin
-    if cluster.proxy_url and urlsplit(cluster.proxy_url).scheme not in ("http", "https"):
+    if cluster.proxy_url and not _is_http_url(cluster.proxy_url):
         raise ConfigError("only http and https proxies are supported", where=access.origin, field="proxy-url")
     return replace(
         access,
@@ -277,8 +276,8 @@ def _resolved(found: _Found[_User], plugin: ExecEntry) -> ExecEntry:
 def _material(found: _Found[_Cluster] | _Found[_User], data: str | None, file: str | None) -> Material | None:
     if data:
         try:
-            return base64.b64decode(data, validate=False)
-        except binascii.Error as error:
+            return base64.b64decode("".join(data.split()), validate=True)
+        except ValueError as error:
             raise ConfigError(f"a certificate or key is no base64: {error}", where=str(found.file)) from error
     return found.path(file) if file else None
 
@@ -300,7 +299,14 @@ def _in_cluster(environ: Mapping[str, str], service_account: Path) -> Access:
 def _server_url(text: str, *, is_secure: bool, where: str) -> str:
     """Return the URL without a slash at its end. One without scheme is https where a CA is known, as in kubectl."""
     url = text if "://" in text else f"{'https' if is_secure else 'http'}://{text}"
-    parts = urlsplit(url)
-    if parts.scheme not in ("http", "https") or not parts.hostname:
+    if not _is_http_url(url):
         raise ConfigError(f"{text!r} is no URL of an API server", where=where)
     return url.rstrip("/")
+
+
+def _is_http_url(url: str) -> bool:
+    try:
+        parts = urlsplit(url)
+        return parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+    except ValueError:  # no port number, or brackets without their pair
+        return False

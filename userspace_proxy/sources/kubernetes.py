@@ -13,6 +13,7 @@ import asyncio
 import logging
 import random
 import time
+from contextlib import suppress
 from dataclasses import dataclass, field
 
 from userspace_proxy.core.desired import DesiredState
@@ -29,6 +30,7 @@ from userspace_proxy.sources.resources import ObjectT, Resource, endpoint_slices
 from userspace_proxy.sources.this_node import ThisNode, observe
 
 _RETRY_S = 10.0
+_LOOK_FOR_SLICES_S = 60.0
 _COLLECTED_TOGETHER = 50  # services: changes free as much as they make, so Python itself would let thousands pile up
 
 _log = logging.getLogger(__name__)
@@ -158,13 +160,19 @@ class KubernetesSource:
             await self._pace.breathe()
 
     async def _follow_endpoints(self, namespace: str, slices: Reflector[EndpointSlice]) -> None:
+        """Follow slices; where they are not served, Endpoints, until slices are. Then both: the slices win."""
         try:
             await slices.run()
         except ApiRefused as refused:
             _log.info("%s; endpoints are followed instead, which are deprecated", refused)
-            fallback = self._reflector(endpoints(namespace))
-            self._endpoints[namespace] = fallback
-            await fallback.run()
+        fallback = self._reflector(endpoints(namespace))
+        self._endpoints[namespace] = fallback
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(fallback.run())
+            while True:
+                await self._sleep(_LOOK_FOR_SLICES_S)
+                with suppress(ApiRefused):
+                    await slices.run()
 
     def _reflector(self, resource: Resource[ObjectT]) -> Reflector[ObjectT]:
         return Reflector(

@@ -186,7 +186,10 @@ class Reflector(Generic[ObjectT]):
                 return
 
     async def _watch(self) -> None:
-        """Follow changes until the server ends the watch. One that ends at once without a word is a failure."""
+        """Follow changes until the server ends the watch. One that ends at once without a word is a failure.
+
+        After any other short one there is a pause: a server that ends watches after each event is not to be hurried.
+        """
         started_at = self._clock()
         is_silent = True
         async with aclosing(self._events()) as events:
@@ -196,8 +199,10 @@ class Reflector(Generic[ObjectT]):
                 self._backoff.reset()
                 self._observer.heard(self._name)
                 await self._pace.breathe()
-        if is_silent and self._clock() - started_at < _SHORT_WATCH_S:
-            raise StreamBroken("watch", self._name, "the watch ended at once")
+        if self._clock() - started_at < _SHORT_WATCH_S:
+            if is_silent:
+                raise StreamBroken("watch", self._name, "the watch ended at once")
+            await self._sleep(self._settings.backoff_min_s)
 
     async def _events(self) -> AsyncGenerator[Event[ObjectT], None]:
         timeout_s = self._rng.uniform(*self._settings.watch_timeout_s)

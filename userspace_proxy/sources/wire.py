@@ -21,6 +21,7 @@ from userspace_proxy.sources.connection import Status
 from userspace_proxy.sources.resources import ObjectT, Resource
 
 _LONGEST_LINE = 1 << 25
+_GONE, _REASONS_OF_GONE = 410, ("Expired", "Gone")
 
 
 class _ListMeta(msgspec.Struct, frozen=True, rename="camel"):
@@ -28,8 +29,13 @@ class _ListMeta(msgspec.Struct, frozen=True, rename="camel"):
     continue_token: str | None = msgspec.field(default=None, name="continue")
 
 
+class _Kind(msgspec.Struct, frozen=True):
+    kind: str | None = None
+
+
 class _ListPage(msgspec.Struct, frozen=True):
     metadata: _ListMeta
+    kind: str | None = None
     items: tuple[msgspec.Raw, ...] | None = None
 
 
@@ -60,6 +66,7 @@ class _Event(msgspec.Struct, frozen=True):
 
 _pages = msgspec.json.Decoder(_ListPage)
 _items = msgspec.json.Decoder(_Item)
+_kinds = msgspec.json.Decoder(_Kind)
 _events = msgspec.json.Decoder(_Event)
 
 
@@ -125,6 +132,7 @@ def read_page(resource: Resource[ObjectT], body: bytes) -> Page[ObjectT]:
         page = _pages.decode(body)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise StreamBroken("list", str(resource), f"no list: {error}") from error
+    _check_kind(page.kind, f"{resource.kind.__name__}List", "list", resource)
     if not page.metadata.resource_version:
         raise StreamBroken("list", str(resource), "the list has no resource version")
     return Page(resource, page.metadata.resource_version, page.metadata.continue_token or "", page.items or ())
@@ -138,6 +146,7 @@ def read_event(resource: Resource[ObjectT], line: bytes) -> Event[ObjectT]:
             raise _error(resource, msgspec.json.decode(event.object, type=Status))
         if event.type is _EventType.BOOKMARK:
             return Bookmark(_items.decode(event.object).metadata.resource_version or "")
+        _check_kind(_kinds.decode(event.object).kind, resource.kind.__name__, "watch", resource)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise StreamBroken("watch", str(resource), f"no event: {error}") from error
     decoded = _decode(event.object, resource, "watch")
@@ -147,6 +156,12 @@ def read_event(resource: Resource[ObjectT], line: bytes) -> Event[ObjectT]:
         return Deleted(version, item.key) if is_deleted else Upserted(version, item)
     version = _items.decode(event.object).metadata.resource_version or ""
     return Deleted(version, decoded.key) if is_deleted else Bookmark(version, decoded)
+
+
+def _check_kind(kind: str | None, wanted: str, verb: str, resource: Resource[ObjectT]) -> None:
+    """Raise StreamBroken for another kind than the one asked for: taken as ours, it would wipe out what is known."""
+    if kind is not None and kind != wanted:
+        raise StreamBroken(verb, str(resource), f"a {kind} came, not a {wanted}")
 
 
 def _decode(raw: msgspec.Raw, resource: Resource[ObjectT], verb: str) -> tuple[ObjectT, str] | Unusable:
@@ -170,7 +185,8 @@ def _key(raw: msgspec.Raw, resource: Resource[ObjectT], verb: str) -> ObjectKey:
 
 
 def _error(resource: Resource[ObjectT], status: Status) -> ApiRefused:
-    return ApiRefused("watch", str(resource), status.code or 500, status.message or status.reason or "no reason given")
+    code = _GONE if status.reason in _REASONS_OF_GONE else status.code or 500
+    return ApiRefused("watch", str(resource), code, status.message or status.reason or "no reason given")
 
 
 async def lines(response: aiohttp.ClientResponse, resource: Resource[ObjectT]) -> AsyncGenerator[bytes, None]:

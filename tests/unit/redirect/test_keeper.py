@@ -18,7 +18,7 @@ from userspace_proxy.core.model import IPFamily, ServicePort
 from userspace_proxy.core.portals import NodeFacts, ProxyPortKey
 from userspace_proxy.core.rule import OWN_CHAINS, Table
 from userspace_proxy.core.rules import Style, render
-from userspace_proxy.redirect.backend import FakeBackend
+from userspace_proxy.redirect.backend import Backend, FakeBackend
 from userspace_proxy.redirect.conntrack import UdpFlows
 from userspace_proxy.redirect.keeper import Rendering, RuleKeeper
 from userspace_proxy.redirect.redirector import Redirector
@@ -76,6 +76,30 @@ async def test_a_family_that_fails_stops_no_other_and_is_told_once(caplog: pytes
     assert [record.levelno for record in caplog.records] == [logging.ERROR]
     blind.is_blind = False
     assert (await kept.check()).is_complete
+
+
+async def test_a_family_that_fails_keeps_no_leftovers_in_another(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def no_other_ways(family: IPFamily, name: str) -> list[Backend]:
+        return []
+
+    monkeypatch.setattr("userspace_proxy.redirect.keeper.other_ways_in", no_other_ways)
+    blind, sees = Blind(IPFamily.IPV6), FakeBackend()
+    for backend in (blind, sees):
+        backend.tables["nat"]["KUBE-SERVICES"] = []
+    kept = RuleKeeper([Redirector(blind), Redirector(sees)], conntrack=FakeConntrack())
+
+    await kept.apply(SERVICES, PORTS, NODES)
+    assert "KUBE-SERVICES" not in sees.tables["nat"]
+    assert "KUBE-SERVICES" in blind.tables["nat"]
+    blind.is_blind = False
+    await kept.check()
+    assert "KUBE-SERVICES" not in blind.tables["nat"]
+
+
+async def test_a_family_that_the_kernel_lacks_is_no_failure_where_the_node_has_no_address_of_it() -> None:
+    kept = keeper(Blind(IPFamily.IPV6), FakeBackend())
+    assert (await kept.apply(SERVICES, PORTS, {IPFamily.IPV4: golden.NODE})).is_complete
+    assert not (await kept.apply(SERVICES, PORTS, NODES)).is_complete
 
 
 async def test_the_udp_flows_of_rules_that_changed_are_forgotten() -> None:

@@ -12,7 +12,7 @@ from userspace_proxy.core.rule import Chain, Rule
 from userspace_proxy.core.rules import RuleSet, render
 from userspace_proxy.redirect.backend import FakeBackend
 from userspace_proxy.redirect.redirector import MAX_NOT_UNDERSTOOD, Redirector
-from userspace_proxy.redirect.tables import TableChange, Tables, meaning_of
+from userspace_proxy.redirect.tables import TableChange, Tables, meaning_of, target_of
 
 RULES = render(golden.service_ports(), golden.proxy_ports(), golden.NODE)
 
@@ -181,6 +181,10 @@ def respelled(line: str) -> str:
 def test_a_negation_is_part_of_the_meaning() -> None:
     assert meaning_of("-A C ! -s 10.0.0.1/32 -j X") == meaning_of("-A C -j X ! -s 10.0.0.1")
     assert meaning_of("-A C ! -s 10.0.0.1 -d 10.0.0.2") != meaning_of("-A C -s 10.0.0.1 ! -d 10.0.0.2")
+
+
+def test_a_quote_without_its_pair_hides_no_target() -> None:
+    assert target_of('-A INPUT --string "it\'s KUBE-\\" -j KUBE-PORTALS-HOST') == "KUBE-PORTALS-HOST"
 
 
 def test_a_rule_is_inserted_at_the_top_of_its_chain() -> None:

@@ -67,6 +67,21 @@ def test_an_error_event_is_an_error() -> None:
         read_event(SERVICES, event)
 
 
+@pytest.mark.parametrize("reason", ["Expired", "Gone"])
+def test_an_error_event_without_code_is_known_by_its_reason(reason: str) -> None:
+    with pytest.raises(ApiRefused) as caught:
+        read_event(SERVICES, b'{"type":"ERROR","object":{"kind":"Status","reason":"' + reason.encode() + b'"}}')
+    assert caught.value.status == 410
+
+
+def test_objects_of_another_kind_are_not_taken_for_ours() -> None:
+    metadata = b'"metadata":{"name":"web","resourceVersion":"7"}'
+    with pytest.raises(StreamBroken, match="a Pod came, not a Service"):
+        read_event(SERVICES, b'{"type":"MODIFIED","object":{"kind":"Pod",' + metadata + b"}}")
+    with pytest.raises(StreamBroken, match="a PodList came, not a ServiceList"):
+        read_page(SERVICES, b'{"kind":"PodList",' + metadata + b',"items":[]}')
+
+
 @pytest.mark.parametrize("version", [b"null", b'""'])
 def test_a_list_without_a_version_is_refused(version: bytes) -> None:
     with pytest.raises(StreamBroken, match="no resource version"):
