@@ -167,6 +167,8 @@ class Daemon:
             tasks.create_task(source.run())
             snapshot = await source.next_snapshot()
             node = await wait_for_node(connection, self._name) or source.node or ThisNode(self._name)
+            if node.ips:
+                self._health.is_node_eligible = node.is_eligible
             addresses = node_addresses(self._config.document.bind_address, node.ips)
             self._health.queued(addresses.primary_family, now=time.monotonic())
             async with self._keeper(addresses, node.pod_cidrs) as keeper:
@@ -218,8 +220,8 @@ class Daemon:
     async def _watch_node(self, source: KubernetesSource) -> None:
         """Keep what /healthz says of the node up to date."""
         while True:
-            node = source.node
-            self._health.is_node_eligible = node.is_eligible if node else None
+            if source.node is not None:
+                self._health.is_node_eligible = source.node.is_eligible
             await asyncio.sleep(_NODE_POLL_S)
 
     async def _watch_config_file(self) -> None:

@@ -143,7 +143,8 @@ async def connection(
 async def ask(port: int, address: str = "127.0.0.1") -> bytes:
     """Connect, send nothing, and return all that is answered until EOF."""
     async with connection(port, address) as (reader, writer), asyncio.timeout(PATIENCE_S):
-        writer.write_eof()
+        with contextlib.suppress(OSError):  # the connection may be closed already
+            writer.write_eof()
         return await reader.read()
 
 
