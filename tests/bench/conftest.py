@@ -62,11 +62,16 @@ def outcomes(
 
 
 def _fixture(name: str) -> Callable[..., Outcome]:
-    def outcome(outcomes: dict[str, Future[Outcome]]) -> Outcome:
+    def outcome(
+        request: pytest.FixtureRequest, outcomes: dict[str, Future[Outcome]], tmp_path_factory: pytest.TempPathFactory
+    ) -> Outcome:
+        if getattr(request.node, "execution_count", 1) > 1:  # a second try measures anew
+            outcomes[name] = Future()
+            outcomes[name].set_result(run_scenario(SCENARIOS[name], tmp_path_factory.mktemp(name)))
         return outcomes[name].result()
 
     outcome.__doc__ = f"Return the outcome of the scenario {name!r}."
-    return pytest.fixture(scope="session", name=name)(outcome)
+    return pytest.fixture(name=name)(outcome)
 
 
 # A fixture for each scenario, of the same name.
