@@ -1,4 +1,4 @@
-"""RoundRobin beside a simple model that forgets nothing and looks at everything."""
+"""RoundRobin beside a simple model that looks at everything each time."""
 
 from __future__ import annotations
 
@@ -34,12 +34,14 @@ class Model:
             self.seen = {client: seen for client, seen in self.seen.items() if seen[0] in order}
 
     def pick(self, client: str, now: float, tried: list[Endpoint]) -> Endpoint:
+        if self.affinity_s is not None:  # who is too late now stays forgotten, even if the time-out grows afterwards
+            self.seen = {who: seen for who, seen in self.seen.items() if now - seen[1] < self.affinity_s}
         seen = self.seen.get(client)
         if tried:
             position = self.order.index(tried[-1])
             following = [self.order[(position + step) % len(self.order)] for step in range(1, len(self.order) + 1)]
             chosen = ([endpoint for endpoint in following if endpoint not in tried] or following)[0]
-        elif self.affinity_s is not None and seen is not None and now - seen[1] < self.affinity_s:
+        elif seen is not None:
             chosen = seen[0]
         else:
             chosen = self.order[self.turn % len(self.order)]
