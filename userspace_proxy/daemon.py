@@ -61,7 +61,6 @@ from userspace_proxy.sources.this_node import ThisNode, node_name, wait_for_node
 SetUpLogging = Callable[[int, str], None]
 
 _LAST_WORDS_S = 3.0
-_NODE_POLL_S = 0.25
 _OPEN_AGAIN_S = 5.0
 _IN_CLUSTER = ("KUBERNETES_SERVICE_HOST", "KUBERNETES_SERVICE_PORT")
 
@@ -133,12 +132,11 @@ class Daemon:
                     sending.cancel()
 
     async def _run(self, connection: ApiConnection, events: EventRecorder) -> None:
-        source = KubernetesSource(connection, KubernetesSettings(node_name=self._name))
+        source = KubernetesSource(connection, KubernetesSettings(node_name=self._name), on_node=self._know_node)
         async with asyncio.TaskGroup() as tasks:
             for server in self._servers():
                 tasks.create_task(server.run())
             tasks.create_task(self._watch_config_file())
-            tasks.create_task(self._watch_node(source))
             tasks.create_task(self._serve(connection, source, events))
             notify(READY)
 
@@ -167,8 +165,8 @@ class Daemon:
             tasks.create_task(source.run())
             snapshot = await source.next_snapshot()
             node = await wait_for_node(connection, self._name) or source.node or ThisNode(self._name)
-            if node.ips:
-                self._health.is_node_eligible = node.is_eligible
+            if source.node is None and node.ips:
+                self._know_node(node)
             addresses = node_addresses(self._config.document.bind_address, node.ips)
             self._health.queued(addresses.primary_family, now=time.monotonic())
             async with self._keeper(addresses, node.pod_cidrs) as keeper:
@@ -217,12 +215,9 @@ class Daemon:
         finally:
             await keeper.close()
 
-    async def _watch_node(self, source: KubernetesSource) -> None:
+    def _know_node(self, node: ThisNode) -> None:
         """Keep what /healthz says of the node up to date."""
-        while True:
-            if source.node is not None:
-                self._health.is_node_eligible = source.node.is_eligible
-            await asyncio.sleep(_NODE_POLL_S)
+        self._health.is_node_eligible = node.is_eligible
 
     async def _watch_config_file(self) -> None:
         path = self._config.config_file

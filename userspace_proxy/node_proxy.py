@@ -15,9 +15,9 @@ from userspace_proxy.core.config import Config
 from userspace_proxy.core.config_addresses import NodeAddresses, node_port_networks
 from userspace_proxy.core.errors import ListenFailed
 from userspace_proxy.core.health import ProxyHealth
-from userspace_proxy.core.model import IPFamily, ListenAddress, Scope, ServicePort, ServicePortName, Snapshot
+from userspace_proxy.core.model import WILDCARD, IPFamily, ListenAddress, Scope, ServicePort, ServicePortName, Snapshot
 from userspace_proxy.core.plan import Listening
-from userspace_proxy.core.portals import WILDCARD, NodeFacts, Nodes, listen_addresses, proxy_ports
+from userspace_proxy.core.portals import NodeFacts, Nodes, listen_addresses, proxy_ports
 from userspace_proxy.dataplane.settings import DataPlaneSettings
 from userspace_proxy.garbage import keep_out_of_collections
 from userspace_proxy.metrics import Metrics

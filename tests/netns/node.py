@@ -8,8 +8,8 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import replace
 
 from tests.netns.topology import ADDRESSES, Topology
-from userspace_proxy.core.model import IPFamily, ListenAddress, ServicePort, Snapshot
-from userspace_proxy.core.portals import WILDCARD, HeldPort, NodeFacts, ProxyPortKey, held_ports
+from userspace_proxy.core.model import WILDCARD, IPFamily, ListenAddress, ServicePort, Snapshot
+from userspace_proxy.core.portals import HeldPort, NodeFacts, ProxyPortKey, held_ports
 from userspace_proxy.core.rules import Style
 from userspace_proxy.proxy import Proxy
 from userspace_proxy.redirect import conntrack

@@ -10,7 +10,6 @@ import asyncio
 import errno
 import json
 import logging
-import os
 import socket
 from collections.abc import Mapping
 
@@ -19,7 +18,7 @@ from aiohttp.http_exceptions import HttpProcessingError
 
 from userspace_proxy.core.errors import ListenFailed, ServerFailed
 from userspace_proxy.core.model import WILDCARDS, ListenAddress
-from userspace_proxy.dataplane.sockets import SOCKET_FAMILY, bound_address, error_name
+from userspace_proxy.dataplane.sockets import SOCKET_FAMILY, bound_address, listen_failed
 
 RETRY_S = 5.0
 """Source: kube-proxy."""
@@ -154,12 +153,12 @@ def listen(address: ListenAddress) -> socket.socket:
             return _listen(socket.AF_INET6, ListenAddress("::", address.port), dual_stack=True)
         except OSError as error:
             if error.errno not in _NO_IPV6:
-                raise _failed(address, error) from error
+                raise listen_failed(address, error) from error
             address = ListenAddress("0.0.0.0", address.port)
     try:
         return _listen(SOCKET_FAMILY[address.family], address, dual_stack=False)
     except OSError as error:
-        raise _failed(address, error) from error
+        raise listen_failed(address, error) from error
 
 
 def _listen(family: socket.AddressFamily, address: ListenAddress, *, dual_stack: bool) -> socket.socket:
@@ -175,10 +174,6 @@ def _listen(family: socket.AddressFamily, address: ListenAddress, *, dual_stack:
         sock.close()
         raise
     return sock
-
-
-def _failed(address: ListenAddress, error: OSError) -> ListenFailed:
-    return ListenFailed(str(address), os.strerror(error.errno or 0).lower(), error_name(error))
 
 
 async def _set_headers(request: web.Request, response: web.StreamResponse) -> None:

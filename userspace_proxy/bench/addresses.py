@@ -7,6 +7,7 @@ import socket
 from collections.abc import Iterable
 
 from userspace_proxy.core.errors import ConfigError
+from userspace_proxy.core.model import host_port
 
 Address = tuple[str, int]
 
@@ -79,5 +80,4 @@ def free_port(host: str) -> int:
 
 def text_of(address: Address) -> str:
     """Return `host:port`, IPv6 in brackets."""
-    host, port = address
-    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+    return host_port(*address)

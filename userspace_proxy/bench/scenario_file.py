@@ -28,7 +28,6 @@ from userspace_proxy.bench.scenario import (
     Run,
     Scenario,
     Test,
-    ThisProxy,
     Upload,
 )
 from userspace_proxy.core.errors import ConfigError
@@ -146,11 +145,6 @@ def _test_problems(scenario: Scenario, test: Test, at: Path_) -> Iterator[tuple[
 def hears_of_endpoints(target: object) -> bool:
     """Tell whether the target can be told that endpoints have come or gone."""
     return not isinstance(target, Direct | Address) and not (isinstance(target, Command) and target.reload == "none")
-
-
-def is_ours(target: object) -> bool:
-    """Tell whether it is this package's own proxy."""
-    return isinstance(target, ThisProxy)
 
 
 def _address_problems(scenario: Scenario, target: Address, at: Path_) -> Iterator[tuple[Path_, str]]:

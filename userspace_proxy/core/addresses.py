@@ -22,6 +22,11 @@ def canonical_address(text: str) -> str:
     return str(address)
 
 
+def canonical_client(address: str) -> str:
+    """Return the address that stands for a client: in canonical form, and without a scope such as `%eth0`."""
+    return canonical_address(address.partition("%")[0]) if ":" in address else address
+
+
 def parse_network(text: str) -> IPNetwork:
     """Return the network of a CIDR such as `10.0.0.0/8`. Surrounding blanks and host bits are dropped.
 

@@ -103,7 +103,7 @@ def check_addresses(
     cluster_cidrs = [cidr for cidr in document.cluster_cidr.split(",") if cidr]
     warnings = [_node_ports(config, primary, [cluster_cidrs, document.ipvs.exclude_cidrs, pod_cidrs])]
     fatal = list[str]()
-    other = _other(primary)
+    other = primary.other
     node = f"this node is {_NAMES[primary]}-{'primary' if has_both_families else 'only'}"
     if _are_all(cluster_cidrs, other):
         is_fatal = document.detect_local_mode == "ClusterCIDR" and not has_both_families
@@ -123,7 +123,7 @@ def check_addresses(
 
 def _node_ports(config: Config, primary: IPFamily, elsewhere: Sequence[Sequence[str]]) -> str:
     """Return a warning where node ports are open on more addresses than the operator may think."""
-    cidrs, other = config.document.node_port_addresses, _other(primary)
+    cidrs, other = config.document.node_port_addresses, primary.other
     if not cidrs:
         return (
             "nodePortAddresses is unset, so node ports are served on all addresses of this node; "
@@ -144,10 +144,6 @@ def _node_ports(config: Config, primary: IPFamily, elsewhere: Sequence[Sequence[
             f"{_NAMES[primary]}, {open_to_all.format(_NAMES[primary])}"
         )
     return ""
-
-
-def _other(family: IPFamily) -> IPFamily:
-    return IPFamily.IPV6 if family is IPFamily.IPV4 else IPFamily.IPV4
 
 
 def _are_all(cidrs: Sequence[str], family: IPFamily) -> bool:

@@ -6,14 +6,10 @@ import enum
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
-from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_address
+from ipaddress import IPv4Network, IPv6Network, ip_address
 from types import MappingProxyType
 
-IPAddress = IPv4Address | IPv6Address
 IPNetwork = IPv4Network | IPv6Network
-
-WILDCARDS = frozenset({"0.0.0.0", "::"})
-"""The addresses that stand for all addresses of their family."""
 
 
 class L4Protocol(enum.StrEnum):
@@ -28,6 +24,16 @@ class IPFamily(enum.IntEnum):
 
     IPV4 = 4
     IPV6 = 6
+
+    @property
+    def other(self) -> IPFamily:
+        return IPFamily.IPV6 if self is IPFamily.IPV4 else IPFamily.IPV4
+
+
+WILDCARD = {IPFamily.IPV4: "0.0.0.0", IPFamily.IPV6: "::"}
+"""The address that stands for all addresses of a family."""
+
+WILDCARDS = frozenset(WILDCARD.values())
 
 
 class Scope(enum.StrEnum):
@@ -45,18 +51,6 @@ def family_of(address: str) -> IPFamily:
 def host_port(address: str, port: int) -> str:
     """Return `address:port` as people write it, IPv6 in brackets."""
     return f"[{address}]:{port}" if ":" in address else f"{address}:{port}"
-
-
-def canonical_client(address: str) -> str:
-    """Return the address that stands for a client: an IPv4-mapped IPv6 address is the IPv4 address.
-
-    A scope such as `%eth0` is dropped.
-    """
-    if ":" not in address:
-        return address
-    parsed = ip_address(address.partition("%")[0])
-    mapped = parsed.ipv4_mapped if isinstance(parsed, IPv6Address) else None
-    return str(mapped or parsed)
 
 
 @lru_cache(maxsize=1 << 16)

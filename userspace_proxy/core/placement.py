@@ -9,7 +9,15 @@ from typing import Self
 
 from userspace_proxy.core.addresses import canonical_address
 from userspace_proxy.core.errors import ConfigError
-from userspace_proxy.core.model import Endpoint, L4Protocol, ListenAddress, ServicePort, ServicePortName, Snapshot
+from userspace_proxy.core.model import (
+    Endpoint,
+    L4Protocol,
+    ListenAddress,
+    ServicePort,
+    ServicePortName,
+    Snapshot,
+    host_port,
+)
 
 DEFAULT_NAMESPACE = "default"
 
@@ -85,7 +93,7 @@ class HostPort:
         return _canonical(self.host) is not None
 
     def __str__(self) -> str:
-        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+        return host_port(self.host, self.port)
 
 
 def parse_port(text: str) -> int:

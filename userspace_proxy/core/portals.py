@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from ipaddress import ip_address
 
 from userspace_proxy.core.model import (
+    WILDCARD,
+    WILDCARDS,
     IPFamily,
     IPNetwork,
     L4Protocol,
@@ -17,8 +19,6 @@ from userspace_proxy.core.model import (
     ServicePortName,
     family_of,
 )
-
-WILDCARD = {IPFamily.IPV4: "0.0.0.0", IPFamily.IPV6: "::"}
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -71,7 +71,7 @@ class NodeFacts:
 
     @property
     def binds_everywhere(self) -> bool:
-        return self.bind_address in ("", *WILDCARD.values())
+        return self.bind_address in ("", *WILDCARDS)
 
     @property
     def proxy_address(self) -> str:

@@ -74,16 +74,21 @@ def render(
     service_ports: Iterable[ServicePort], proxy_ports: ProxyPorts, node: NodeFacts, style: Style = Style.FAITHFUL
 ) -> RuleSet:
     """Return the rules of these service ports in the node's family. Those without proxy port or address have none."""
+    return rule_set(node.family, ((each, rules_of(each, proxy_ports, node, style)) for each in service_ports))
+
+
+def rule_set(family: IPFamily, rendered: Iterable[tuple[ServicePort, tuple[Rule, ...]]]) -> RuleSet:
+    """Return all rules of a family, from those of each service port."""
     rules, unenforced = {}, []
-    for service_port in service_ports:
-        if of_this := rules_of(service_port, proxy_ports, node, style):
+    for service_port, of_this in rendered:
+        if of_this:
             rules[service_port.name] = of_this
-        if is_unenforced(service_port):
+        if _is_unenforced(service_port):
             unenforced.append(service_port.name)
-    return RuleSet(node.family, MappingProxyType(rules), tuple(unenforced))
+    return RuleSet(family, MappingProxyType(rules), tuple(unenforced))
 
 
-def is_unenforced(service_port: ServicePort) -> bool:
+def _is_unenforced(service_port: ServicePort) -> bool:
     """Return whether there are load-balancer source ranges but no load-balancer IP at which to enforce them."""
     return bool(service_port.load_balancer_source_ranges) and not service_port.load_balancer_ips
 

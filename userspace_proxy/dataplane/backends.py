@@ -6,10 +6,11 @@ import logging
 import socket
 from collections.abc import Callable, Sequence
 
+from userspace_proxy.core.addresses import canonical_client
 from userspace_proxy.core.balancer import Balancer
 from userspace_proxy.core.counters import EndpointCounters, add_up
 from userspace_proxy.core.errors import NoEndpoints
-from userspace_proxy.core.model import Endpoint, IPFamily, Scope, ServicePort, ServicePortName, canonical_client
+from userspace_proxy.core.model import Endpoint, IPFamily, Scope, ServicePort, ServicePortName
 from userspace_proxy.dataplane.past import Past
 from userspace_proxy.dataplane.sockets import SOCKET_FAMILY
 
@@ -18,8 +19,6 @@ _log = logging.getLogger(__name__)
 
 Origin = tuple[Scope, IPFamily]
 """What decides, beside the service port, which endpoints a listener's clients get."""
-
-_OTHER = {IPFamily.IPV4: IPFamily.IPV6, IPFamily.IPV6: IPFamily.IPV4}
 
 
 class Tally:
@@ -113,7 +112,7 @@ class Backends:
             scope = Scope.INTERNAL
         balancer = self._balancers.get((scope, family))
         if self._cross_family and (balancer is None or (tried and self._were_all_tried(family, tried))):
-            balancer = self._balancers.get((scope, _OTHER[family]), balancer)
+            balancer = self._balancers.get((scope, family.other), balancer)
         if balancer is None:
             raise NoEndpoints
         try:

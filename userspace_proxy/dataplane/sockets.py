@@ -41,7 +41,7 @@ def listen_tcp(address: ListenAddress) -> socket.socket:
         sock.listen(BACKLOG)
     except OSError as error:
         sock.close()
-        raise _listen_failed(address, error) from error
+        raise listen_failed(address, error) from error
     return sock
 
 
@@ -53,7 +53,7 @@ def bind_udp(address: ListenAddress) -> socket.socket:
         sock.bind((address.address, address.port))
     except OSError as error:
         sock.close()
-        raise _listen_failed(address, error) from error
+        raise listen_failed(address, error) from error
     return sock
 
 
@@ -129,13 +129,14 @@ def _new_socket(address: ListenAddress, kind: int) -> socket.socket:
     try:
         sock = socket.socket(family, kind)
     except OSError as error:
-        raise _listen_failed(address, error) from error
+        raise listen_failed(address, error) from error
     sock.setblocking(False)
     if family == socket.AF_INET6:
         sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
     return sock
 
 
-def _listen_failed(address: ListenAddress, error: OSError) -> ListenFailed:
+def listen_failed(address: ListenAddress, error: OSError) -> ListenFailed:
+    """Return what is raised where the system refuses a listening socket."""
     reason = os.strerror(error.errno) if error.errno else str(error)
     return ListenFailed(str(address), reason[:1].lower() + reason[1:], error_name(error))

@@ -14,7 +14,7 @@ from userspace_proxy.core.errors import RedirectFailed
 from userspace_proxy.core.model import IPFamily, ServicePort, ServicePortName
 from userspace_proxy.core.portals import NodeFacts, ProxyPorts, proxy_port_keys
 from userspace_proxy.core.rule import Rule, Table
-from userspace_proxy.core.rules import RuleSet, Style, is_unenforced, rules_of
+from userspace_proxy.core.rules import RuleSet, Style, rule_set, rules_of
 from userspace_proxy.garbage import collections_put_off
 from userspace_proxy.redirect.cleanup import of_any_mode, of_iptables_mode, other_ways_in, remove
 from userspace_proxy.redirect.conntrack import Conntrack, flows_of
@@ -64,7 +64,6 @@ class Rendering:
             self._node, self._known = node, {}
             self.counts.clear()
         known, self._known = self._known, {}
-        unenforced = []
         work = 0
         for service_port in service_ports:
             name = service_port.name
@@ -77,15 +76,12 @@ class Rendering:
                 self.counts.update(rule.chain.table for rule in entry[2])
                 work += _COST_OF_RENDERING
             self._known[name] = entry
-            if is_unenforced(service_port):
-                unenforced.append(name)
             if work > _WORK_AT_ONCE:
                 work = 0
                 await asyncio.sleep(0)
         for name in known.keys() - self._known.keys():
             self._uncount(known[name])
-        rules = {name: entry[2] for name, entry in self._known.items() if entry[2]}
-        return RuleSet(node.family, MappingProxyType(rules), tuple(unenforced))
+        return rule_set(node.family, ((known_port, rules) for known_port, _, rules in self._known.values()))
 
     def _uncount(self, entry: _Rendered | None) -> None:
         if entry is not None:

@@ -13,6 +13,7 @@ import asyncio
 import logging
 import random
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
 
@@ -55,6 +56,7 @@ class KubernetesSource:
     """Follows a cluster while `run` runs. Everything it knows is in `desired`.
 
     `build_errors` counts services whose state could not be worked out; they stay as they were and are tried again.
+    `on_node` is told what becomes of this node, as soon as it is known.
     """
 
     def __init__(
@@ -63,6 +65,7 @@ class KubernetesSource:
         settings: KubernetesSettings | None = None,
         *,
         desired: DesiredState | None = None,
+        on_node: Callable[[ThisNode], None] = lambda node: None,
         rng: random.Random | None = None,
         sleep: Sleep = asyncio.sleep,
         clock: Clock = time.monotonic,
@@ -70,6 +73,7 @@ class KubernetesSource:
         self._connection = connection
         self._settings = settings or KubernetesSettings()
         self._desired = desired or DesiredState()
+        self._on_node = on_node
         self._rng = rng or random.Random()
         self._sleep = sleep
         self._clock = clock
@@ -211,6 +215,7 @@ class KubernetesSource:
         if self._node is not None and self._node.is_eligible and not node.is_eligible:
             _log.warning("this node, %s, is going away", node.name)
         self._node = node
+        self._on_node(node)
         self._desired.set_node(node.facts)
         self._wake()
 

@@ -15,7 +15,8 @@ from userspace_proxy import (
     ServicePortName,
     Snapshot,
 )
-from userspace_proxy.core.model import IPFamily, canonical_client, family_of, host_port
+from userspace_proxy.core.addresses import canonical_client
+from userspace_proxy.core.model import IPFamily, family_of, host_port
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from userspace_proxy.core.addresses import canonical_client
 from userspace_proxy.core.errors import ConfigError, ListenFailed
 from userspace_proxy.core.model import (
     Endpoint,
@@ -13,7 +14,6 @@ from userspace_proxy.core.model import (
     ServicePort,
     ServicePortName,
     Snapshot,
-    canonical_client,
 )
 
 

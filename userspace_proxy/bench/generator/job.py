@@ -6,8 +6,6 @@ from msgspec import Struct, field
 
 from userspace_proxy.bench.scenario import Load
 
-BINS_PER_SECOND = 10
-
 
 class OwnBackends(Struct, kw_only=True):
     """How to talk to backends that are not ours."""
