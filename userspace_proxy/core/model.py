@@ -150,6 +150,7 @@ class ServicePort:
     `local_scopes` names the traffic for which only endpoints of this node count, by a policy `Local`.
     `session_affinity_s` is the idle time-out of client-IP affinity in seconds; None means no affinity.
     `listen` says where the data path accepts connections for it; each address is a listener of its own.
+    `wakes_on_connect`: where there is no endpoint, clients wait for one while pods are asked for.
     """
 
     name: ServicePortName
@@ -165,6 +166,12 @@ class ServicePort:
     node_port: int = 0
     health_check_node_port: int = 0
     local_scopes: frozenset[Scope] = frozenset()
+    wakes_on_connect: bool = False
+
+    @property
+    def is_idled(self) -> bool:
+        """Tell whether it has no endpoint at all, and the first client is to bring that about."""
+        return self.wakes_on_connect and not self.endpoints and not self.external_endpoints
 
     @property
     def protocol(self) -> L4Protocol:

@@ -100,3 +100,30 @@ def test_a_wildcard_has_all_addresses_of_its_family(
     one: tuple[str, int], other: tuple[str, int], excludes: bool
 ) -> None:
     assert ListenAddress(*one).excludes(ListenAddress(*other)) is excludes
+
+
+@pytest.mark.parametrize(
+    ("wakes_on_connect", "endpoints", "external_endpoints", "is_idled"),
+    [
+        (True, (), None, True),
+        (True, (), (), True),
+        (False, (), None, False),
+        (True, (Endpoint("10.0.0.1", 80),), None, False),
+        (True, (), (Endpoint("10.0.0.1", 80),), False),
+    ],
+)
+def test_a_service_port_is_idled_while_it_has_no_endpoint_and_is_to_be_woken(
+    wakes_on_connect: bool,
+    endpoints: tuple[Endpoint, ...],
+    external_endpoints: tuple[Endpoint, ...] | None,
+    is_idled: bool,
+) -> None:
+    service_port = ServicePort(
+        ServicePortName("default", "web"),
+        80,
+        endpoints,
+        external_endpoints=external_endpoints,
+        wakes_on_connect=wakes_on_connect,
+    )
+
+    assert service_port.is_idled is is_idled
