@@ -10,6 +10,7 @@ from typing import Self
 from userspace_proxy.core.balancer import Balancer, RoundRobin
 from userspace_proxy.core.counters import Counters, LiveCounters
 from userspace_proxy.core.model import Endpoint, ListenAddress, ServicePortName, Snapshot
+from userspace_proxy.dataplane.interface import DataPath, Notices
 from userspace_proxy.dataplane.plane import DataPlane
 from userspace_proxy.dataplane.settings import DataPlaneSettings
 from userspace_proxy.reconciler import EndpointFilter, Failures, OnFailures, Reconciler, Redirect
@@ -22,7 +23,8 @@ class Proxy:
             await proxy.apply(snapshot)
 
     `balancer` makes the balancer of each service port and address family. `endpoint_filter` may drop endpoints before
-    they are used. `on_dial_failure` is told of each endpoint that could not be reached. `redirect` leads traffic from
+    they are used. `on_dial_failure` is told of each endpoint that could not be reached, `needs_pods` of each idled
+    service port at which a client waits. `redirect` leads traffic from
     elsewhere to the listeners, after new ones were opened and before old ones are closed. `on_failures` is told of what
     cannot be listened on, whenever something was tried. On leaving, listeners close
     at once, and open connections get `drain_timeout_s` seconds to end by themselves.
@@ -35,6 +37,7 @@ class Proxy:
         balancer: Callable[[], Balancer] = RoundRobin,
         endpoint_filter: EndpointFilter | None = None,
         on_dial_failure: Callable[[ServicePortName, Endpoint], None] = lambda name, endpoint: None,
+        needs_pods: Callable[[ServicePortName], None] = lambda name: None,
         redirect: Redirect | None = None,
         on_failures: OnFailures = lambda failures: None,
         drain_timeout_s: float = 0.0,
@@ -42,7 +45,7 @@ class Proxy:
         self._settings = settings or DataPlaneSettings()
         self._balancer = balancer
         self._endpoint_filter = endpoint_filter
-        self._on_dial_failure = on_dial_failure
+        self._notices = Notices(dial_failed=on_dial_failure, needs_pods=needs_pods)
         self._redirect = redirect
         self._on_failures = on_failures
         self._drain_timeout_s = drain_timeout_s
@@ -53,8 +56,8 @@ class Proxy:
         if self._has_entered:
             raise RuntimeError("a Proxy is entered once; make another one")
         self._has_entered = True
-        self._plane = DataPlane(self._settings, make_balancer=self._balancer, on_dial_failure=self._on_dial_failure)
-        self._reconciler = Reconciler(self._plane, self._endpoint_filter, self._redirect, self._on_failures)
+        self._data_path: DataPath = DataPlane(self._settings, make_balancer=self._balancer, notices=self._notices)
+        self._reconciler = Reconciler(self._data_path, self._endpoint_filter, self._redirect, self._on_failures)
         await self._tasks.__aenter__()
         self._retries = self._tasks.create_task(self._reconciler.retry_forever())
         return self
@@ -65,9 +68,9 @@ class Proxy:
         self._retries.cancel()
         try:
             await self._reconciler.stop()
-            await self._plane.drain(self._drain_timeout_s)
+            await self._data_path.drain(self._drain_timeout_s)
         finally:
-            self._plane.close()
+            self._data_path.close()
             if kind is asyncio.CancelledError:  # the group needs to know, as it may have caused it
                 await self._tasks.__aexit__(kind, error, traceback)
             else:  # an error of the body comes out as itself, not in an exception group
@@ -89,12 +92,12 @@ class Proxy:
 
     def reconfigure(self, settings: DataPlaneSettings) -> None:
         """Use other time-outs and limits from now on. The poller, splicing and the pipes stay as they are."""
-        self._plane.reconfigure(settings)
+        self._data_path.reconfigure(settings)
 
-    def counters(self) -> Counters:
+    async def counters(self) -> Counters:
         """Return a reading of all counters, as plain data."""
-        return self._plane.counters()
+        return await self._data_path.counters()
 
-    def live_counters(self) -> LiveCounters:
+    async def live_counters(self) -> LiveCounters:
         """Return all counters for reading them bit by bit, which holds nothing up however many there are."""
-        return self._plane.live_counters()
+        return await self._data_path.live_counters()

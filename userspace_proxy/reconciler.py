@@ -11,7 +11,7 @@ from types import MappingProxyType
 from userspace_proxy.core.errors import ListenFailed
 from userspace_proxy.core.model import Endpoint, ListenAddress, ServicePort, ServicePortName, Snapshot
 from userspace_proxy.core.plan import Listening, Plan, diff
-from userspace_proxy.dataplane.plane import Applied, DataPlane
+from userspace_proxy.dataplane.interface import Applied, DataPath
 
 EndpointFilter = Callable[[ServicePortName, Endpoint], bool]
 """Tells whether an endpoint may be used."""
@@ -35,12 +35,12 @@ class Reconciler:
 
     def __init__(
         self,
-        plane: DataPlane,
+        data_path: DataPath,
         endpoint_filter: EndpointFilter | None = None,
         redirect: Redirect | None = None,
         on_failures: OnFailures = lambda failures: None,
     ) -> None:
-        self._plane = plane
+        self._data_path = data_path
         self._endpoint_filter = endpoint_filter
         self._redirect = redirect
         self._on_failures = on_failures
@@ -92,11 +92,11 @@ class Reconciler:
         plan = diff(self._running, self._desired)
         applied = Applied()
         try:
-            await self._plane.apply(plan.making, applied)
+            await self._data_path.apply(plan.making, applied)
             if self._redirect is not None:
                 await self._redirect(self._desired, MappingProxyType({**self._bound, **applied.bound}))
         finally:  # also when it was cancelled: then the plan is carried out all the same
-            await self._plane.apply(plan.breaking, applied)
+            await self._data_path.apply(plan.breaking, applied)
             self._note(plan, applied, quiet=quiet)
 
     def _note(self, plan: Plan, applied: Applied, *, quiet: bool) -> None:

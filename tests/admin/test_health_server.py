@@ -19,6 +19,7 @@ from userspace_proxy.admin import health_server, metrics_server
 from userspace_proxy.admin import server as server_module
 from userspace_proxy.admin.health import health_application
 from userspace_proxy.admin.server import HttpServer
+from userspace_proxy.core.counters import LiveCounters
 from userspace_proxy.core.errors import ListenFailed, ServerFailed
 from userspace_proxy.core.health import ProxyHealth
 from userspace_proxy.core.model import IPFamily, ListenAddress
@@ -87,7 +88,7 @@ async def test_case_81_a_node_that_goes_away_concerns_healthz_and_not_livez(
         async with client.get(f"{url}/livez") as response:
             assert response.status == 200
             assert "nodeEligible" not in await response.json()
-    text = "".join(metrics.pieces())
+    text = "".join(metrics.pieces(LiveCounters()))
     assert 'kubeproxy_proxy_healthz_total{code="503"} 1\n' in text
     assert 'kubeproxy_proxy_livez_total{code="200"} 1\n' in text
 

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import signal
 import time
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import asynccontextmanager
 
 import aiohttp
@@ -109,7 +109,11 @@ async def test_only_what_there_is_can_be_asked_and_nothing_changed(
 
 def endless_scrape(limit_s: float) -> HttpServer:
     """Return a server with more to send than any buffer holds."""
-    scrape = Scrape(lambda: ("x" * 100_000 for _ in range(1000)), limit_s=limit_s)
+
+    async def endless() -> Iterator[str]:
+        return ("x" * 100_000 for _ in range(1000))
+
+    scrape = Scrape(endless, limit_s=limit_s)
     app = new_application()
     app.router.add_get("/metrics", scrape.answer)
     return HttpServer("metrics server", ANY_PORT, app, event_reason="")

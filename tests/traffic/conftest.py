@@ -39,6 +39,7 @@ from userspace_proxy import (
     ServicePortName,
     Snapshot,
 )
+from userspace_proxy.dataplane.plane import DataPlane
 
 Result = TypeVar("Result")
 
@@ -113,13 +114,18 @@ class RunningProxy:
     def addresses(self, name: ServicePortName) -> tuple[ListenAddress, ...]:
         return self.call(lambda: self.proxy.addresses(name))
 
+    @property
+    def plane(self) -> DataPlane:
+        assert isinstance(self.proxy._data_path, DataPlane)
+        return self.proxy._data_path
+
     def listener(self) -> object:
         """The one listener of the data path, for its identity."""
-        (listener,) = self.proxy._plane._listeners.values()
+        (listener,) = self.plane._listeners.values()
         return listener
 
     def counters(self) -> Counters:
-        return self.call(self.proxy.counters)
+        return self.run(self.proxy.counters())
 
     def counters_of(self, endpoint: Endpoint) -> EndpointCounters:
         found = [of_service[endpoint] for of_service in self.counters().endpoints.values() if endpoint in of_service]

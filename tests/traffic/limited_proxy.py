@@ -24,12 +24,16 @@ async def main(variant: str, limit: int, protocol: str, *ports: str) -> None:
         assert not failures
         print(proxy.addresses(service.name)[0].port, flush=True)
         finished = asyncio.Event()
+        tasks: list[asyncio.Task[None]] = []
 
         def on_line() -> None:
             if not sys.stdin.readline():
                 finished.set()
                 return
-            counters = proxy.counters()
+            tasks.append(loop.create_task(tell()))
+
+        async def tell() -> None:
+            counters = await proxy.counters()
             told = {str(endpoint): asdict(counted) for endpoint, counted in counters.endpoints[service.name].items()}
             print(json.dumps({"accept_errors": counters.accept_errors, "endpoints": told}), flush=True)
 

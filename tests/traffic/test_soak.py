@@ -166,7 +166,7 @@ def test_a_soak_accounts_for_every_byte_and_leaves_nothing(proxy: RunningProxy, 
     assert max(counted.connections for counted in counters) - min(counted.connections for counted in counters) <= 1
     assert all(counted.open_connections == 0 for counted in counters)
     assert eventually(lambda: len(open_descriptors()) == idle_descriptors)
-    relay = proxy.proxy._plane._engine.relay
+    relay = proxy.plane._engine.relay
     assert not relay._last_progress
     assert not relay._targets
     assert relay.pipes is None or not relay.pipes._idle

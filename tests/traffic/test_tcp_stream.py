@@ -352,7 +352,7 @@ def test_nothing_is_kept_for_a_connection_that_is_idle_after_bulk(proxy: Running
     sender.join()
     client.send(b"small")
     assert client.receive(5) == b"small"
-    relay = proxy.proxy._plane._engine.relay
+    relay = proxy.plane._engine.relay
     assert all(side._pipe is None and side.peer._pipe is None for side in proxy.call(lambda: list(relay._targets)))
 
 

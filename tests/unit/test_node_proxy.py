@@ -14,6 +14,7 @@ from tests.support.announcing import Announcing
 from userspace_proxy import node_proxy
 from userspace_proxy.core.config import Config
 from userspace_proxy.core.config_addresses import NodeAddresses
+from userspace_proxy.core.counters import LiveCounters
 from userspace_proxy.core.health import ProxyHealth
 from userspace_proxy.core.model import Endpoint, IPFamily, ServicePort, ServicePortName, Snapshot
 from userspace_proxy.metrics import Metrics
@@ -37,7 +38,7 @@ class Rig:
         self.proxy = NodeProxy(Config(), NODE, keeper, self.health, self.metrics)
 
     def sample(self, name: str) -> float:
-        lines = "".join(self.metrics.pieces()).splitlines()
+        lines = "".join(self.metrics.pieces(LiveCounters())).splitlines()
         return next(float(line.rpartition(" ")[2]) for line in lines if line.startswith(f"{name} "))
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from userspace_proxy import Endpoint, ListenAddress, ListenFailed, ServicePort, ServicePortName, Snapshot
 from userspace_proxy.core.plan import Plan
-from userspace_proxy.dataplane.plane import Applied
+from userspace_proxy.dataplane.interface import Applied
 from userspace_proxy.reconciler import Reconciler
 
 WEB = ServicePortName("default", "web")

@@ -63,8 +63,8 @@ def metrics_application(
     app.router.add_get("/healthz/ping", healthz)
     app.router.add_get("/proxyMode", proxy_mode)
     app.router.add_get("/configz", configz)
-    app.router.add_get("/metrics", Scrape(metrics.pieces).answer)
-    app.router.add_get("/metrics/slis", Scrape(metrics.sli_pieces).answer)
+    app.router.add_get("/metrics", Scrape(metrics.scrape).answer)
+    app.router.add_get("/metrics/slis", Scrape(metrics.scrape_slis).answer)
     if set_verbosity is not None:
         add_profiling(app, set_verbosity)
     return app

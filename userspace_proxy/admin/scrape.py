@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator
 
 from aiohttp import web
 
@@ -16,14 +16,14 @@ _LIMIT_S = 30.0
 
 
 class Scrape:
-    """Answers requests with what `pieces` yields.
+    """Answers requests with what `scrape` returns.
 
     It works for half a millisecond at a time, for two requests at once and for 30 s at most: a client that reads too
     slowly is cut off, and a third one is told to come again.
     """
 
-    def __init__(self, pieces: Callable[[], Iterator[str]], *, limit_s: float = _LIMIT_S) -> None:
-        self._pieces = pieces
+    def __init__(self, scrape: Callable[[], Awaitable[Iterator[str]]], *, limit_s: float = _LIMIT_S) -> None:
+        self._scrape = scrape
         self._limit_s = limit_s
         self._under_way = 0
 
@@ -47,7 +47,7 @@ class Scrape:
     async def _send(self, response: web.StreamResponse) -> None:
         ready: list[str] = []
         rested_at = time.perf_counter()
-        for piece in self._pieces():
+        for piece in await self._scrape():
             ready.append(piece)
             if time.perf_counter() - rested_at >= _WORK_S:
                 await response.write("".join(ready).encode())

@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
 from typing import Protocol
 
 from userspace_proxy.core.model import Endpoint, ServicePortName
+from userspace_proxy.dataplane.interface import Notices
 from userspace_proxy.dataplane.poller import make_poller
 from userspace_proxy.dataplane.relay import Relay
 from userspace_proxy.dataplane.resources import DescriptorGate
 from userspace_proxy.dataplane.settings import DataPlaneSettings
 
 _COMPLAINT_INTERVAL_S = 10.0
-
-OnDialFailure = Callable[[ServicePortName, Endpoint], None]
 
 _log = logging.getLogger(__name__)
 
@@ -30,12 +28,10 @@ class Cancellable(Protocol):
 class Engine:
     """The poller, the relayed connections, the gate for descriptors, and the counts that belong to no endpoint."""
 
-    def __init__(
-        self, loop: asyncio.AbstractEventLoop, settings: DataPlaneSettings, on_dial_failure: OnDialFailure
-    ) -> None:
+    def __init__(self, loop: asyncio.AbstractEventLoop, settings: DataPlaneSettings, notices: Notices) -> None:
         self.loop = loop
         self.settings = settings
-        self._on_dial_failure = on_dial_failure
+        self._notices = notices
         self.poller = make_poller(settings.poller, loop)
         self.relay = Relay(self.poller, loop, settings)
         self.gate = DescriptorGate(loop, self.relay.free_descriptors)
@@ -65,7 +61,7 @@ class Engine:
     def tell_dial_failure(self, name: ServicePortName, endpoint: Endpoint) -> None:
         """Tell whoever wants to know that an endpoint could not be reached. A fault of theirs ends no connection."""
         try:
-            self._on_dial_failure(name, endpoint)
+            self._notices.dial_failed(name, endpoint)
         except Exception:
             _log.exception("%s (%s): fault while telling of a dial failure", name, name.protocol)
 

@@ -1,22 +1,22 @@
-"""The data path as the reconciler sees it: carries out plans, reports counters, drains."""
+"""The data path in this process: carries out plans, reports counters, drains."""
 
 from __future__ import annotations
 
 import asyncio
 import resource
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field
+import socket
+from collections.abc import Callable, Iterator
 
 from userspace_proxy.core.balancer import Balancer
 from userspace_proxy.core.counters import Counters, LiveCounters, add_up
-from userspace_proxy.core.errors import ListenFailed
 from userspace_proxy.core.model import L4Protocol, ListenAddress, ServicePort, ServicePortName
 from userspace_proxy.core.plan import Listening, Plan
 from userspace_proxy.dataplane.backends import Backends
-from userspace_proxy.dataplane.engine import Engine, OnDialFailure
+from userspace_proxy.dataplane.engine import Engine
+from userspace_proxy.dataplane.interface import Applied, Notices
 from userspace_proxy.dataplane.listener import TcpListener
+from userspace_proxy.dataplane.opening import by_name, open_sockets
 from userspace_proxy.dataplane.past import Past
-from userspace_proxy.dataplane.ports import bind
 from userspace_proxy.dataplane.settings import DataPlaneSettings
 from userspace_proxy.dataplane.udp import Sessions, UdpListener
 
@@ -25,26 +25,18 @@ _DRAIN_POLL_S = 0.02
 _MAX_SESSIONS = 10_000
 
 
-@dataclass(slots=True)
-class Applied:
-    """What has become of a plan so far. `bound` has the real addresses of all listeners that it opened."""
-
-    bound: dict[Listening, ListenAddress] = field(default_factory=dict)
-    failures: dict[ServicePortName, tuple[ListenFailed, ...]] = field(default_factory=dict)
-
-
 class DataPlane:
-    """Listeners, connections and sessions in this process. Use it from the thread of its event loop."""
+    """Listeners, connections and sessions in this process: a `DataPath`. Use it from the thread of its event loop."""
 
     def __init__(
         self,
         settings: DataPlaneSettings,
         *,
         make_balancer: Callable[[], Balancer],
-        on_dial_failure: OnDialFailure = lambda name, endpoint: None,
+        notices: Notices = Notices(),  # noqa: B008  # it is frozen
     ) -> None:
         loop = asyncio.get_running_loop()
-        self._engine = Engine(loop, settings, on_dial_failure)
+        self._engine = Engine(loop, settings, notices)
         self._sessions = Sessions(
             loop, idle_timeout_s=settings.udp_idle_timeout_s, capacity=settings.max_sessions or default_max_sessions()
         )
@@ -52,14 +44,10 @@ class DataPlane:
         self._backends: dict[ServicePortName, Backends] = {}
         self._past = Past()
         self._listeners: dict[Listening, TcpListener | UdpListener] = {}
+        self._bound: dict[Listening, ListenAddress] = {}
 
     async def apply(self, plan: Plan, applied: Applied) -> None:
-        """Carry out a plan and fill in `applied`. What cannot be listened on is reported; the rest is done.
-
-        A service port is listened on at all of its new addresses or at none. Lets other work of the loop go on between
-        service ports. Cancelled, it does the rest in one go first, so that what runs is always what `applied` says.
-        Plans must not overlap in time.
-        """
+        """Carry out a plan and fill in `applied`. Lets other work of the loop go on between service ports."""
         steps = self._carry_out(plan, applied)
         try:
             for number, _ in enumerate(steps):
@@ -75,9 +63,12 @@ class DataPlane:
         for service_port in plan.update:
             self._update(service_port)
             yield
-        for name, addresses in _by_name(plan.open).items():
-            opened, refused = self._open(name, addresses)
-            applied.bound.update(opened)
+        for name, addresses in by_name(plan.open):
+            opened, refused = open_sockets(
+                name, addresses, proxy_ports=self._engine.settings.proxy_ports, bound=self._bound
+            )
+            for address, sock in opened.items():
+                applied.bound[name, address] = self._listen(name, address, sock)
             if refused:
                 applied.failures[name] = refused
             yield
@@ -95,7 +86,7 @@ class DataPlane:
             idle_timeout_s=settings.udp_idle_timeout_s, capacity=settings.max_sessions or default_max_sessions()
         )
 
-    def counters(self) -> Counters:
+    async def counters(self) -> Counters:
         """Return a reading of all counters. Takes about 3 µs for each endpoint: for many, see `live_counters`."""
         service_ports = {name: backends.total() for name, backends in self._backends.items()}
         return Counters(
@@ -109,7 +100,7 @@ class DataPlane:
             evicted_sessions=self._sessions.evicted,
         )
 
-    def live_counters(self) -> LiveCounters:
+    async def live_counters(self) -> LiveCounters:
         """Return the counters for reading one service port after the other."""
         return LiveCounters(
             service_ports=tuple(self._backends.values()),
@@ -150,51 +141,21 @@ class DataPlane:
             if isinstance(listener, UdpListener):
                 listener.end_sessions_of_removed_endpoints()
 
-    def _open(
-        self, name: ServicePortName, addresses: Iterable[ListenAddress]
-    ) -> tuple[dict[Listening, ListenAddress], tuple[ListenFailed, ...]]:
-        """Listen at all of the addresses or at none; held ones are added, each for itself."""
-        addresses = list(addresses)
-        opened, refused = self._open_each(name, [address for address in addresses if not address.is_held])
-        if refused:
-            for listening in opened:
-                self._close(listening)
-            return {}, tuple(refused)
-        held, refused = self._open_each(name, [address for address in addresses if address.is_held])
-        return {**opened, **held}, tuple(refused)
-
-    def _open_each(
-        self, name: ServicePortName, addresses: Iterable[ListenAddress]
-    ) -> tuple[dict[Listening, ListenAddress], list[ListenFailed]]:
-        opened: dict[Listening, ListenAddress] = {}
-        refused: list[ListenFailed] = []
-        for address in addresses:
-            try:
-                listener = self._listen(name, address)
-            except ListenFailed as error:
-                in_use = error.errno_name == "EADDRINUSE"
-                refused.append(self._name_the_owner(name, address, error) if in_use else error)
-            else:
-                self._listeners[name, address] = listener
-                opened[name, address] = listener.address
-        return opened, refused
-
-    def _listen(self, name: ServicePortName, address: ListenAddress) -> TcpListener | UdpListener:
-        sock = bind(address, name.protocol, self._engine.settings.proxy_ports)
+    def _listen(self, name: ServicePortName, asked: ListenAddress, sock: socket.socket) -> ListenAddress:
+        """Serve the clients of a socket that is bound. Return where that is."""
         backends = self._backends[name]
+        listener: TcpListener | UdpListener
         if name.protocol is L4Protocol.TCP:
-            return TcpListener(self._engine, backends, address, sock)
-        return UdpListener(self._engine, self._sessions, backends, address, sock)
-
-    def _name_the_owner(self, name: ServicePortName, address: ListenAddress, error: ListenFailed) -> ListenFailed:
-        """Return an error that names the other service port, where it is one of ours that has the address."""
-        for (owner, _), listener in self._listeners.items():
-            if owner.protocol is name.protocol and listener.address.excludes(address):
-                return ListenFailed(str(address), f"in use by {owner}", error.errno_name)
-        return error
+            listener = TcpListener(self._engine, backends, asked, sock)
+        else:
+            listener = UdpListener(self._engine, self._sessions, backends, asked, sock)
+        self._listeners[name, asked] = listener
+        self._bound[name, asked] = listener.address
+        return listener.address
 
     def _close(self, listening: Listening) -> None:
         listener = self._listeners.pop(listening, None)
+        self._bound.pop(listening, None)
         if listener is not None:
             listener.close()
 
@@ -203,10 +164,3 @@ def default_max_sessions() -> int:
     """Return min(10,000, a quarter of RLIMIT_NOFILE): each session costs a descriptor and a port."""
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     return _MAX_SESSIONS if soft == resource.RLIM_INFINITY else max(1, min(_MAX_SESSIONS, soft // 4))
-
-
-def _by_name(listenings: Iterable[Listening]) -> dict[ServicePortName, list[ListenAddress]]:
-    grouped: dict[ServicePortName, list[ListenAddress]] = {}
-    for name, address in listenings:
-        grouped.setdefault(name, []).append(address)
-    return grouped

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator
 
 from prometheus_client import CollectorRegistry
 
@@ -23,6 +23,10 @@ __all__ = ["CONTENT_TYPE", "SERVICE_PORT_LIMIT", "Metrics"]
 SERVICE_PORT_LIMIT = 2000
 
 
+async def _no_counters() -> LiveCounters:
+    return LiveCounters()
+
+
 class Metrics:
     """The metrics of one daemon, in registries of their own.
 
@@ -34,7 +38,7 @@ class Metrics:
         self,
         version: str,
         *,
-        read_counters: Callable[[], LiveCounters] = LiveCounters,
+        read_counters: Callable[[], Awaitable[LiveCounters]] = _no_counters,
         service_port_limit: int = SERVICE_PORT_LIMIT,
         with_endpoints: bool = False,
     ) -> None:
@@ -55,14 +59,18 @@ class Metrics:
         self._service_port_limit = service_port_limit
         self._with_endpoints = with_endpoints
 
-    def pieces(self) -> Iterator[str]:
-        """Yield the text of /metrics."""
+    async def scrape(self) -> Iterator[str]:
+        """Return the text of /metrics in pieces, with the counters of the data path as they are now."""
+        return self.pieces(await self.read_counters())
+
+    def pieces(self, live: LiveCounters) -> Iterator[str]:
+        """Yield the text of /metrics with these counters of the data path."""
         yield from registry_pieces(self.registry)
         yield from self._process.pieces()
         yield from traffic_pieces(
-            self.read_counters(), service_port_limit=self._service_port_limit, with_endpoints=self._with_endpoints
+            live, service_port_limit=self._service_port_limit, with_endpoints=self._with_endpoints
         )
 
-    def sli_pieces(self) -> Iterator[str]:
-        """Yield the text of /metrics/slis."""
-        yield from registry_pieces(self._sli_registry)
+    async def scrape_slis(self) -> Iterator[str]:
+        """Return the text of /metrics/slis in pieces."""
+        return registry_pieces(self._sli_registry)

@@ -70,11 +70,10 @@ def dns() -> ServicePort:
     return ServicePort(DNS, {Endpoint("fd00::1", 53): EndpointCounters(sessions=5, open_sessions=2)})
 
 
-def filled(live: LiveCounters, *, service_port_limit: int = 2000, with_endpoints: bool = True) -> Metrics:
+def filled(*, service_port_limit: int = 2000, with_endpoints: bool = True) -> Metrics:
     """Return metrics of which each has a sample."""
     metrics = Metrics(
         "1.2.3",
-        read_counters=lambda: live,
         service_port_limit=service_port_limit,
         with_endpoints=with_endpoints,
     )
@@ -106,7 +105,7 @@ def samples(metric: Metric) -> dict[tuple[str, ...], float]:
 
 @pytest.fixture
 def families() -> dict[str, Metric]:
-    return parsed(filled(LiveCounters((web(), dns()))).pieces())
+    return parsed(filled().pieces(LiveCounters((web(), dns()))))
 
 
 def test_all_of_kube_proxys_metrics_are_there_and_filled(families: dict[str, Metric]) -> None:
@@ -148,17 +147,17 @@ def test_endpoints_have_series_only_where_that_is_wanted(families: dict[str, Met
     connections = samples(families["userspace_proxy_endpoint_connections_total"])
     assert connections["shop", "web", "http", "TCP", "10.0.0.1:80"] == 3
     assert ("kube-system", "dns", "dns", "UDP", "[fd00::1]:53") in connections
-    without = parsed(filled(LiveCounters((web(),)), with_endpoints=False).pieces())
+    without = parsed(filled(with_endpoints=False).pieces(LiveCounters((web(),))))
     assert not any(name.startswith("userspace_proxy_endpoint_") for name in without)
 
 
 def test_large_counts_are_exact() -> None:
-    text = "".join(filled(LiveCounters((web(),))).pieces())
+    text = "".join(filled().pieces(LiveCounters((web(),))))
     assert f"userspace_proxy_to_endpoint_bytes_total {2**60 + 1}\n" in text
 
 
 def test_beyond_the_limit_only_totals_count_and_the_rest_is_named() -> None:
-    families = parsed(filled(LiveCounters((web(), dns())), service_port_limit=1).pieces())
+    families = parsed(filled(service_port_limit=1).pieces(LiveCounters((web(), dns()))))
     assert list(samples(families["userspace_proxy_service_port_sessions_total"])) == [("shop", "web", "http", "TCP")]
     assert ("kube-system", "dns", "dns", "UDP", "[fd00::1]:53") not in samples(
         families["userspace_proxy_endpoint_sessions_total"]
@@ -171,7 +170,7 @@ def test_beyond_the_limit_only_totals_count_and_the_rest_is_named() -> None:
 def test_totals_stay_when_a_service_port_goes_and_its_series_do_not() -> None:
     live = LiveCounters((web(), dns()), accept_errors=1, open_connections=7)
     after = replace(live, service_ports=(dns(),), gone=web().total())
-    before_text, after_text = (parsed(filled(each).pieces()) for each in (live, after))
+    before_text, after_text = (parsed(filled().pieces(each)) for each in (live, after))
     name = "userspace_proxy_connections_total"
     assert samples(before_text[name]) == samples(after_text[name]) == {(): 4}
     assert ("shop", "web", "http", "TCP") not in samples(after_text["userspace_proxy_service_port_connections_total"])
@@ -180,7 +179,7 @@ def test_totals_stay_when_a_service_port_goes_and_its_series_do_not() -> None:
 
 
 def test_metrics_without_a_data_path_are_whole() -> None:
-    assert samples(parsed(Metrics("1.2.3").pieces())["userspace_proxy_service_ports"]) == {(): 0}
+    assert samples(parsed(Metrics("1.2.3").pieces(LiveCounters()))["userspace_proxy_service_ports"]) == {(): 0}
 
 
 def test_names_and_texts_pass_the_lint_of_prometheus(families: dict[str, Metric]) -> None:
@@ -200,13 +199,13 @@ def test_names_and_texts_pass_the_lint_of_prometheus(families: dict[str, Metric]
 
 
 def test_no_metric_brings_its_creation_time_as_another_one() -> None:
-    assert "_created" not in "".join(filled(LiveCounters()).pieces())
+    assert "_created" not in "".join(filled().pieces(LiveCounters()))
 
 
-def test_health_checks_are_in_an_exposition_of_their_own() -> None:
+async def test_health_checks_are_in_an_exposition_of_their_own() -> None:
     metrics = Metrics("1.2.3")
     metrics.health_checks.succeeded("ping", "healthz")
-    families = parsed(metrics.sli_pieces())
+    families = parsed(await metrics.scrape_slis())
     assert samples(families["kubernetes_healthcheck"]) == {("ping", "healthz"): 1}
     assert samples(families["kubernetes_healthchecks_total"]) == {("ping", "healthz", "success"): 1}
 
@@ -256,15 +255,15 @@ def test_failures_are_counted_once_for_as_long_as_they_last() -> None:
     metrics = Metrics("1.2.3")
     for failing in ({WEB}, {WEB, DNS}, {DNS}, {WEB, DNS}):
         metrics.failures.fail_now("listen", failing)
-    found = parsed(metrics.pieces())
+    found = parsed(metrics.pieces(LiveCounters()))
     assert samples(found["userspace_proxy_failing_service_ports"]) == {("listen",): 2, ("rules",): 0}
     assert samples(found["userspace_proxy_service_port_failures_total"]) == {("listen",): 3, ("rules",): 0}
 
 
 def test_a_changed_limit_counts_at_the_next_exposition() -> None:
-    metrics = filled(LiveCounters((web(), dns())), with_endpoints=True)
+    metrics = filled()
     metrics.reconfigure(service_port_limit=1, with_endpoints=False)
-    found = parsed(metrics.pieces())
+    found = parsed(metrics.pieces(LiveCounters((web(), dns()))))
     assert len(found["userspace_proxy_service_port_connections_total"].samples) == 1
     assert "userspace_proxy_endpoint_connections_total" not in found
 
@@ -274,7 +273,7 @@ def test_changes_are_pending_until_they_are_applied() -> None:
     metrics.kube_proxy.changed(services=2, endpoints=3)
     metrics.kube_proxy.changed(services=1, endpoints=0)
     name = "kubeproxy_sync_proxy_rules_service_changes"
-    assert samples(parsed(metrics.pieces())[f"{name}_pending"]) == {(): 3}
+    assert samples(parsed(metrics.pieces(LiveCounters()))[f"{name}_pending"]) == {(): 3}
     metrics.kube_proxy.nothing_pending()
-    found = parsed(metrics.pieces())
+    found = parsed(metrics.pieces(LiveCounters()))
     assert (samples(found[f"{name}_pending"]), samples(found[f"{name}_total"])) == ({(): 0}, {(): 3})
