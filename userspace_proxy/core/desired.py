@@ -12,6 +12,13 @@ from types import MappingProxyType
 from typing import TypeVar, cast
 
 from userspace_proxy.core.endpoints import Merged, NodeFacts, PortKey, Skip, choose, merge_slices, merge_subsets
+from userspace_proxy.core.idling import (
+    ENDPOINTS_ANNOTATIONS,
+    Annotations,
+    IdledService,
+    scale_targets,
+    wakes_on_connect,
+)
 from userspace_proxy.core.model import Scope, ServicePort, ServicePortName, Snapshot
 from userspace_proxy.core.objects import (
     HEADLESS_LABEL,
@@ -19,13 +26,14 @@ from userspace_proxy.core.objects import (
     SERVICE_PROXY_NAME_LABEL,
     Endpoints,
     EndpointSlice,
+    EndpointsMetadata,
     KubernetesObject,
     ObjectKey,
     Service,
 )
 from userspace_proxy.core.services import is_proxied, service_ports
 
-ObjectT = TypeVar("ObjectT", Service, EndpointSlice, Endpoints)
+ObjectT = TypeVar("ObjectT", Service, EndpointSlice, Endpoints, EndpointsMetadata)
 
 _Ports = dict[ServicePortName, ServicePort]
 """The ports of one service."""
@@ -46,14 +54,16 @@ class DesiredState:
     """The objects as last heard of, and the snapshot that follows from them.
 
     `serve_without_cluster_ip` serves services that have no cluster IP, as those that never were in a cluster.
-    Objects that are labelled as another proxy's, or as headless, do not exist here.
+    `unidling` lets annotations say that the first client of a service without endpoints is to wake it.
+    Objects that are labelled as another proxy's, or as headless, do not exist here; nor does metadata without meaning.
     """
 
-    def __init__(self, *, serve_without_cluster_ip: bool = False) -> None:
+    def __init__(self, *, serve_without_cluster_ip: bool = False, unidling: bool = False) -> None:
         self._serve_without_cluster_ip = serve_without_cluster_ip
+        self._unidling = unidling
         self._node = NodeFacts()
         self._objects: dict[type[KubernetesObject], dict[ObjectKey, KubernetesObject]]
-        self._objects = {Service: {}, EndpointSlice: {}, Endpoints: {}}
+        self._objects = {Service: {}, EndpointSlice: {}, Endpoints: {}, EndpointsMetadata: {}}
         self._slices_of: dict[ObjectKey, dict[ObjectKey, EndpointSlice]] = {}
         self._stale: set[ObjectKey] = set()
         self._failed: set[ObjectKey] = set()
@@ -74,7 +84,7 @@ class DesiredState:
 
     def upsert(self, each: KubernetesObject) -> bool:
         """Add an object, or put it in the place of its namesake. Return whether it is new, or other than that one."""
-        if each.label(SERVICE_PROXY_NAME_LABEL) is not None or each.label(HEADLESS_LABEL) is not None:
+        if _is_passed_over(each):
             self.delete(type(each), *each.key)
         elif self._objects[type(each)].get(each.key) != each:
             self.delete(type(each), *each.key)
@@ -94,6 +104,14 @@ class DesiredState:
         if node != self._node:
             self._node = node
             self._stale.update(self._all(Service))
+
+    def idled(self, namespace: str, name: str) -> IdledService | None:
+        """Return what it takes to wake a service; None when there is no such service."""
+        service = self._all(Service).get(ObjectKey(namespace, name))
+        if service is None:
+            return None
+        targets = scale_targets(service.annotations, self._endpoints_annotations(service.key), lambda text: None)
+        return IdledService(service.metadata.uid or "", service.metadata.resource_version or "", targets)
 
     @property
     def is_settled(self) -> bool:
@@ -180,13 +198,20 @@ class DesiredState:
         is_local_outside = service.spec.external_traffic_policy == "Local"
         policies = {Scope.INTERNAL: is_local, Scope.EXTERNAL: is_local_outside}
         scopes = frozenset(scope for scope, is_set in policies.items() if is_set and self._node.name)
+        wakes = self._unidling and wakes_on_connect(service.annotations, self._endpoints_annotations(service.key), skip)
         for port in ports:
             known = merged[port.name.port, port.protocol.value]
             outside = None
             if self._node.name and is_local_outside != is_local:
                 outside = choose(known, self._node, only_local=is_local_outside)
             inside = choose(known, self._node, only_local=is_local)
-            yield replace(port, endpoints=inside, external_endpoints=outside, local_scopes=scopes)
+            yield replace(
+                port,
+                endpoints=inside,
+                external_endpoints=outside,
+                local_scopes=scopes,
+                wakes_on_connect=wakes,
+            )
 
     def _merge(self, key: ObjectKey, wanted: Iterable[PortKey], skip: Skip) -> dict[PortKey, Merged]:
         """Return the endpoints of a service: from its slices when it has any, though they be empty, else Endpoints."""
@@ -195,6 +220,11 @@ class DesiredState:
             return merge_subsets(endpoints, wanted, skip)
         return merge_slices((each for _, each in sorted(self._slices_of.get(key, {}).items())), wanted, skip)
 
+    def _endpoints_annotations(self, key: ObjectKey) -> Annotations:
+        """Return the annotations of a service's Endpoints object, however they were learnt."""
+        found = self._all(Endpoints).get(key) or self._all(EndpointsMetadata).get(key)
+        return found.annotations if found else {}
+
     def _report(self, key: ObjectKey, notices: frozenset[Notice]) -> None:
         fresh = notices - self._reported.get(key, frozenset())
         self._notices.extend(sorted(fresh, key=str))
@@ -202,3 +232,10 @@ class DesiredState:
             self._reported[key] = notices
         else:
             self._reported.pop(key, None)
+
+
+def _is_passed_over(each: KubernetesObject) -> bool:
+    """Whether an object is another proxy's, of a service that is not proxied, or metadata without meaning."""
+    if each.label(SERVICE_PROXY_NAME_LABEL) is not None or each.label(HEADLESS_LABEL) is not None:
+        return True
+    return isinstance(each, EndpointsMetadata) and ENDPOINTS_ANNOTATIONS.isdisjoint(each.annotations)
