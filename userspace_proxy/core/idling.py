@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Final
+from typing import Final, Literal
 
 import msgspec
 
@@ -24,6 +24,12 @@ ENDPOINTS_ANNOTATIONS: Final = frozenset({IDLED_AT_ANNOTATION, UNIDLE_TARGETS_AN
 """Those that count on an Endpoints object, too, where `oc idle` puts them."""
 
 Annotations = Mapping[str, str]
+
+WakeRequest = Literal["event", "scaling"]
+"""What is asked of a cluster to wake a service."""
+
+WakeResult = Literal["done", "unneeded", "failed"]
+"""How that ends; "unneeded" where there were pods, or endpoints, before it was done."""
 
 _SCALABLE: Final = {
     "Deployment": ("apps/v1", "deployments", frozenset({"apps", "extensions"})),
