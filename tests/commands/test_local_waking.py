@@ -55,7 +55,10 @@ async def test_there_is_nothing_to_scale_without_a_cluster(run_to_end: RunToEnd,
     assert "--wake-scale: there is nothing to scale without a cluster" in ended.stderr
 
 
-def test_with_files_that_pods_are_needed_is_logged(caplog: pytest.LogCaptureFixture) -> None:
+def test_with_files_that_pods_are_needed_is_logged(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sys.stdin", None)
     caplog.set_level("INFO")
     FileSource([]).needs_pods(ServicePortName("shop", "web", "main"))
     assert "shop/web:main (TCP): idled, and a client waits for the files to have endpoints" in caplog.text
