@@ -260,6 +260,15 @@ async def test_nothing_is_scaled_unless_it_is_wanted(api: ApiServer) -> None:
     assert replicas(api) == 3
 
 
+async def test_a_service_that_names_no_workload_is_told(api: ApiServer, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    async with waking(api, WakeSettings(scales=True)) as awaiting:
+        awaiting.idled[WEB] = IdledService()
+        awaiting.waker.needs_pods(WEB)
+        await awaiting.until(("event", "done"))
+    assert "shop/web:http: nothing is scaled, as no annotation names a workload" in caplog.text
+
+
 async def test_a_size_that_somebody_else_gave_meanwhile_stays(api: ApiServer) -> None:
     api.put(workload("Deployment", "web", 0, namespace="shop"))
     conflict = api.fail(409, verb="update")

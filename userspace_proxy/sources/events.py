@@ -20,6 +20,7 @@ from typing import Literal, Protocol
 from userspace_proxy.core.errors import ApiRefused, ProxyError
 from userspace_proxy.sources.connection import ApiConnection
 from userspace_proxy.sources.pace import Backoff, Clock, Sleep
+from userspace_proxy.sources.resources import path_of
 
 CONTROLLER = "kube-proxy"
 _CAPACITY = 64
@@ -114,9 +115,9 @@ class ApiEvents:
         self._connection = connection
 
     async def create(self, namespace: str, event: Mapping[str, object]) -> None:
-        group, slash, _ = str(event["apiVersion"]).rpartition("/")
-        path = f"/{'apis' if slash else 'api'}/{event['apiVersion']}/namespaces/{namespace}/events"
-        resource = f"events.{group}" if group else "events"
+        api_version = str(event["apiVersion"])
+        group = api_version.rpartition("/")[0]
+        resource, path = f"events.{group}" if group else "events", path_of(api_version, namespace, "events")
         async with self._connection.request("create", resource, path, silence_s=_SILENCE_S, body=event) as response:
             await response.read()
 

@@ -56,20 +56,20 @@ class Resource(Generic[ObjectT]):
 
 def services(namespace: str = "") -> Resource[Service]:
     """All services that are not another proxy's."""
-    path = _path("/api/v1", namespace, "services")
+    path = path_of("v1", namespace, "services")
     return Resource(Service, "services", path, {"labelSelector": _OURS_WITH_CLUSTER_IP})
 
 
 def endpoint_slices(namespace: str = "") -> Resource[EndpointSlice]:
     """All slices of services with a cluster IP."""
-    path = _path("/apis/discovery.k8s.io/v1", namespace, "endpointslices")
+    path = path_of("discovery.k8s.io/v1", namespace, "endpointslices")
     selectors = {"labelSelector": _OURS_WITH_CLUSTER_IP}
     return Resource(EndpointSlice, "endpointslices.discovery.k8s.io", path, selectors, is_optional=True)
 
 
 def endpoints(namespace: str = "") -> Resource[Endpoints]:
     """What slices replace; for API servers that do not have slices."""
-    path = _path("/api/v1", namespace, "endpoints")
+    path = path_of("v1", namespace, "endpoints")
     return Resource(Endpoints, "endpoints", path, {"labelSelector": _OURS_WITH_CLUSTER_IP})
 
 
@@ -91,5 +91,7 @@ def this_node(name: str) -> Resource[Node]:
     return Resource(Node, "nodes", "/api/v1/nodes", {"fieldSelector": f"metadata.name={name}"})
 
 
-def _path(group: str, namespace: str, plural: str) -> str:
-    return f"{group}/namespaces/{quote(namespace, safe='')}/{plural}" if namespace else f"{group}/{plural}"
+def path_of(api_version: str, namespace: str, plural: str) -> str:
+    """Return the path of a collection, in one namespace or, if that is "", in all. `api_version` is such as `apps/v1`."""
+    served_at = f"/{'apis' if '/' in api_version else 'api'}/{api_version}"
+    return f"{served_at}/namespaces/{quote(namespace, safe='')}/{plural}" if namespace else f"{served_at}/{plural}"

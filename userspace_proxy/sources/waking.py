@@ -29,9 +29,10 @@ from userspace_proxy.core.model import ServicePortName
 from userspace_proxy.sources.connection import ApiConnection
 from userspace_proxy.sources.events import CONTROLLER, ApiEvents, EventNames, ObjectReference, may_pass
 from userspace_proxy.sources.pace import Backoff, Clock, Sleep
+from userspace_proxy.sources.resources import path_of
 
 _SILENCE_S = 10.0
-_CONFLICT, _FORBIDDEN = 409, 403
+_UNAUTHORIZED, _FORBIDDEN, _CONFLICT = 401, 403, 409
 
 _log = logging.getLogger(__name__)
 
@@ -102,8 +103,11 @@ class Waker:
                     continue
                 _log.info("%s (%s): idled, and a client waits: asking for pods", wake_up.name, wake_up.name.protocol)
                 tasks.create_task(self._tell(wake_up, idled))
-                for target in idled.targets if self._settings().scales else ():
-                    tasks.create_task(self._scale_up(wake_up, target))
+                if self._settings().scales:
+                    if not idled.targets:
+                        _log.info("%s: nothing is scaled, as no annotation names a workload", wake_up.name)
+                    for target in idled.targets:
+                        tasks.create_task(self._scale_up(wake_up, target))
 
     async def _tell(self, wake_up: _WakeUp, idled: IdledService) -> None:
         name = wake_up.name
@@ -136,7 +140,7 @@ class Waker:
             try:
                 return await action()
             except ApiRefused as refused:
-                if not (may_pass(refused) or refused.status == _CONFLICT):
+                if not (may_pass(refused) or refused.status in (_UNAUTHORIZED, _CONFLICT)):
                     self._tell_refusal(wake_up.name, refused, right)
                     return "failed"
                 failure: Exception = refused
@@ -173,8 +177,7 @@ class Waker:
 
     async def _scale(self, verb: str, namespace: str, target: ScaleTarget, body: object = None) -> dict[str, Any]:
         resource = f"{target.plural}/scale {namespace}/{target.name}"
-        served_at = f"/{'apis' if '/' in target.api_version else 'api'}/{target.api_version}"
-        path = f"{served_at}/namespaces/{namespace}/{target.plural}/{quote(target.name, safe='')}/scale"
+        path = f"{path_of(target.api_version, namespace, target.plural)}/{quote(target.name, safe='')}/scale"
         async with self._connection.request(verb, resource, path, silence_s=_SILENCE_S, body=body) as response:
             answer = await response.read()
         try:
