@@ -92,6 +92,6 @@ def this_node(name: str) -> Resource[Node]:
 
 
 def path_of(api_version: str, namespace: str, plural: str) -> str:
-    """Return the path of a collection, in one namespace or, if that is "", in all. `api_version` is such as `apps/v1`."""
+    """Return the path of a collection, in all namespaces if `namespace` is "". `api_version` is such as `apps/v1`."""
     served_at = f"/{'apis' if '/' in api_version else 'api'}/{api_version}"
     return f"{served_at}/namespaces/{quote(namespace, safe='')}/{plural}" if namespace else f"{served_at}/{plural}"
