@@ -134,7 +134,12 @@ class Daemon:
 
     async def _run(self, connection: ApiConnection, events: EventRecorder) -> None:
         followed = KubernetesSettings(node_name=self._name, unidling=self._config.own.unidling != "off")
-        source = KubernetesSource(connection, followed, on_node=self._know_node)
+        source = KubernetesSource(
+            connection,
+            followed,
+            on_node=self._know_node,
+            linger_s=lambda: self._config.own.unidling_hold_timeout,
+        )
         async with asyncio.TaskGroup() as tasks:
             for server in self._servers():
                 tasks.create_task(server.run())

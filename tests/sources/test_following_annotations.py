@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import Callable
 
 import pytest
@@ -59,6 +60,18 @@ async def test_a_mark_and_the_end_of_the_endpoints_may_come_in_any_order(
             api.put(endpoint_slice("web", "10.1.0.2"))
             await until_idled(followed, False)
             assert endpoints_of(followed.snapshot, "default/web") == ("10.1.0.2:8080",)
+
+
+async def test_an_idled_service_waits_for_endpoints_also_without_its_mark_but_not_forever(api: ApiServer) -> None:
+    api.put(service("web"))
+    api.put(endpoint_slice("web"))
+    mark_the_endpoints(api)
+    async with following(api, UNIDLING, linger_s=lambda: 0.3) as followed:
+        await until_idled(followed)
+        removed_at = time.monotonic()
+        api.put(endpoints("web"))
+        await until_idled(followed, False)
+        assert time.monotonic() - removed_at >= 0.3
 
 
 async def test_the_first_snapshot_knows_what_endpoints_are_marked_with(api: ApiServer) -> None:

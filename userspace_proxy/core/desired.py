@@ -1,7 +1,8 @@
 """Kubernetes objects in, snapshots out: what should be proxied, kept up to date one change at a time.
 
-Whatever the order of changes, the snapshot depends on the present objects alone. Only services that a change could
-concern are worked out again, and a `ServicePort` that comes out equal stays the same object.
+Whatever the order of changes, the snapshot depends on the present objects alone, but for services that linger. Only
+services that a change could concern are worked out again, and a `ServicePort` that comes out equal stays the same
+object.
 """
 
 from __future__ import annotations
@@ -54,13 +55,20 @@ class DesiredState:
     """The objects as last heard of, and the snapshot that follows from them.
 
     `serve_without_cluster_ip` serves services that have no cluster IP, as those that never were in a cluster.
-    `unidling` lets annotations say that the first client of a service without endpoints is to wake it.
+    `unidling` lets annotations say that the first client of a service without endpoints is to wake it. With `lingers`
+    an idled service whose annotation is taken away stays idled until it has endpoints, or `end_lingering` is called.
     Objects that are labelled as another proxy's, or as headless, do not exist here; nor does metadata without meaning.
     """
 
-    def __init__(self, *, serve_without_cluster_ip: bool = False, unidling: bool = False) -> None:
+    def __init__(
+        self, *, serve_without_cluster_ip: bool = False, unidling: bool = False, lingers: bool = False
+    ) -> None:
         self._serve_without_cluster_ip = serve_without_cluster_ip
         self._unidling = unidling
+        self._lingers = lingers
+        self._lingering: set[ObjectKey] = set()
+        self._lingering_since: list[ObjectKey] = []
+        self._given_up: set[ObjectKey] = set()
         self._node = NodeFacts()
         self._objects: dict[type[KubernetesObject], dict[ObjectKey, KubernetesObject]]
         self._objects = {Service: {}, EndpointSlice: {}, Endpoints: {}, EndpointsMetadata: {}}
@@ -113,6 +121,17 @@ class DesiredState:
         targets = scale_targets(service.annotations, self._endpoints_annotations(service.key), lambda text: None)
         return IdledService(service.metadata.uid or "", service.metadata.resource_version or "", targets)
 
+    def take_lingering(self) -> list[ObjectKey]:
+        """Return the services that linger since the last call or later. Each is for `end_lingering`, some time."""
+        keys, self._lingering_since = self._lingering_since, []
+        return keys
+
+    def end_lingering(self, key: ObjectKey) -> None:
+        """Let a service be no longer idled whose annotation was taken away, if that is still so."""
+        if key in self._lingering:
+            self._given_up.add(key)
+            self._stale.add(key)
+
     @property
     def is_settled(self) -> bool:
         """Whether all changes are worked out, except for services that could not be."""
@@ -125,7 +144,7 @@ class DesiredState:
         """
         key = self._stale.pop()
         self._failed.add(key)
-        ports = self._build(key)
+        ports = self._awaited(key, self._build(key))
         self._failed.discard(key)
         if ports != self._built.get(key, {}):
             self._replace_ports(self._built.pop(key, {}), ports)
@@ -189,6 +208,23 @@ class DesiredState:
             ports = {port.name: port for port in self._join(service, texts.append)}
         self._report(key, frozenset(Notice(str(key), text) for text in texts))
         return ports
+
+    def _awaited(self, key: ObjectKey, ports: _Ports) -> _Ports:
+        """Return the ports of a service; those idled still that were idled before and have only lost their annotation.
+
+        Source: OpenShift's controller, which takes the annotation away when it has scaled up, before pods are ready.
+        """
+        idled = [name for name, port in self._built.get(key, {}).items() if port.is_idled and name in ports]
+        marked = {name: replace(ports[name], wakes_on_connect=True) for name in idled}
+        awaited = {name: port for name, port in marked.items() if port.is_idled and port != ports[name]}
+        if not awaited or not self._lingers or key in self._given_up:
+            self._lingering.discard(key)
+            self._given_up.discard(key)
+            return ports
+        if key not in self._lingering:
+            self._lingering.add(key)
+            self._lingering_since.append(key)
+        return {**ports, **awaited}
 
     def _join(self, service: Service, skip: Skip) -> Iterator[ServicePort]:
         """Yield the ports of a service with the endpoints that its traffic policies choose."""

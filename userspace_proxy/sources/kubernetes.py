@@ -28,6 +28,7 @@ from userspace_proxy.core.objects import (
     EndpointsMetadata,
     KubernetesObject,
     Node,
+    ObjectKey,
     Service,
     triggered_at,
 )
@@ -49,6 +50,7 @@ from userspace_proxy.sources.this_node import ThisNode, observe
 
 _RETRY_S = 10.0
 _LOOK_FOR_SLICES_S = 60.0
+_LINGER_S = 120.0
 _COLLECTED_TOGETHER = 50  # services: changes free as much as they make, so Python itself would let thousands pile up
 
 _log = logging.getLogger(__name__)
@@ -75,7 +77,8 @@ class KubernetesSource:
     """Follows a cluster while `run` runs. Everything it knows is in `desired`.
 
     `build_errors` counts services whose state could not be worked out; they stay as they were and are tried again.
-    `on_node` is told what becomes of this node, as soon as it is known.
+    `on_node` is told what becomes of this node, as soon as it is known. `linger_s` says for how many seconds an idled
+    service stays so whose annotation was taken away, as long as it has no endpoints.
     """
 
     def __init__(
@@ -85,14 +88,17 @@ class KubernetesSource:
         *,
         desired: DesiredState | None = None,
         on_node: Callable[[ThisNode], None] = lambda node: None,
+        linger_s: Callable[[], float] = lambda: _LINGER_S,
         rng: random.Random | None = None,
         sleep: Sleep = asyncio.sleep,
         clock: Clock = time.monotonic,
     ) -> None:
         self._connection = connection
         self._settings = settings or KubernetesSettings()
-        self._desired = desired or DesiredState(unidling=self._settings.unidling)
+        self._desired = desired or DesiredState(unidling=self._settings.unidling, lingers=True)
         self._on_node = on_node
+        self._linger_s = linger_s
+        self._lingering: dict[ObjectKey, asyncio.TimerHandle] = {}
         self._rng = rng or random.Random()
         self._sleep = sleep
         self._clock = clock
@@ -162,6 +168,7 @@ class KubernetesSource:
                 continue
             await self._settle()
             snapshot = self._desired.snapshot()
+            self._limit_lingering()
             for notice in self._desired.take_notices():
                 _log.warning("%s", notice)
             if snapshot is not self._handed_out:
@@ -191,6 +198,18 @@ class KubernetesSource:
             if self._settled % _COLLECTED_TOGETHER == 0:
                 keep_out_of_collections()
             await self._pace.breathe()
+
+    def _limit_lingering(self) -> None:
+        """Give services that wait for endpoints without an annotation some time, and no more."""
+        for key in self._desired.take_lingering():
+            if known := self._lingering.pop(key, None):
+                known.cancel()
+            self._lingering[key] = asyncio.get_running_loop().call_later(self._linger_s(), self._end_lingering, key)
+
+    def _end_lingering(self, key: ObjectKey) -> None:
+        del self._lingering[key]
+        self._desired.end_lingering(key)
+        self._wake()
 
     async def _follow_endpoints(self, namespace: str, slices: Reflector[EndpointSlice]) -> None:
         """Follow slices; where they are not served, Endpoints, until slices are. Then both: the slices win."""

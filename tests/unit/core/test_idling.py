@@ -17,7 +17,7 @@ from userspace_proxy.core.idling import (
     ScaleTarget,
 )
 from userspace_proxy.core.model import ServicePort, ServicePortName
-from userspace_proxy.core.objects import Endpoints, EndpointsMetadata, KubernetesObject, Service
+from userspace_proxy.core.objects import Endpoints, EndpointsMetadata, KubernetesObject, ObjectKey, Service
 
 from .kubernetes_objects import endpoints_metadata, endpoints_of, service, slice_of
 
@@ -92,6 +92,52 @@ def test_a_mark_may_come_and_go_after_the_endpoints_went() -> None:
     state.upsert(endpoints_metadata("web", IDLED))
     assert web(state).is_idled
     state.delete(EndpointsMetadata, "default", "web")
+    assert not web(state).is_idled
+
+
+def lingering_state() -> DesiredState:
+    """Return the state of an idled service whose annotation was taken away a moment ago."""
+    state = DesiredState(unidling=True, lingers=True)
+    for each in (service(), slice_of("web"), endpoints_metadata("web", IDLED)):
+        state.upsert(each)
+    assert web(state).is_idled
+    state.delete(EndpointsMetadata, "default", "web")
+    return state
+
+
+def test_an_idled_service_whose_mark_is_taken_away_stays_idled_until_it_has_endpoints() -> None:
+    state = lingering_state()
+    assert web(state).is_idled
+    state.upsert(slice_of("web", name="b"))
+    assert web(state).is_idled
+    assert state.take_lingering() == [("default", "web")]
+    assert state.take_lingering() == []
+    state.upsert(slice_of("web", "10.0.0.1"))
+    assert not web(state).wakes_on_connect
+    state.end_lingering(ObjectKey("default", "web"))
+    assert state.is_settled
+    state.upsert(slice_of("web"))
+    assert not web(state).is_idled
+
+
+def test_it_does_so_only_until_that_is_ended() -> None:
+    state = lingering_state()
+    assert web(state).is_idled
+    state.end_lingering(ObjectKey("default", "web"))
+    assert not web(state).is_idled
+    state.upsert(endpoints_metadata("web", IDLED))
+    assert web(state).is_idled
+    state.upsert(endpoints_metadata("web", {}))
+    assert web(state).is_idled
+    assert state.take_lingering() == [("default", "web")] * 2
+
+
+def test_what_lingers_is_gone_with_its_service() -> None:
+    state = lingering_state()
+    assert web(state).is_idled
+    state.delete(Service, "default", "web")
+    assert not state.snapshot().service_ports
+    state.upsert(service())
     assert not web(state).is_idled
 
 
