@@ -241,12 +241,13 @@ class DesiredState:
             if self._node.name and is_local_outside != is_local:
                 outside = choose(known, self._node, only_local=is_local_outside)
             inside = choose(known, self._node, only_local=is_local)
+            is_elsewhere = not (inside or outside) and bool(choose(known, self._node, only_local=False))
             yield replace(
                 port,
                 endpoints=inside,
                 external_endpoints=outside,
                 local_scopes=scopes,
-                wakes_on_connect=wakes,
+                wakes_on_connect=wakes and not is_elsewhere,
             )
 
     def _merge(self, key: ObjectKey, wanted: Iterable[PortKey], skip: Skip) -> dict[PortKey, Merged]:

@@ -8,6 +8,7 @@ from itertools import permutations
 import pytest
 
 from userspace_proxy.core.desired import DesiredState
+from userspace_proxy.core.endpoints import NodeFacts
 from userspace_proxy.core.idling import (
     IDLED_AT_ANNOTATION,
     UNIDLE_TARGETS_ANNOTATION,
@@ -19,7 +20,7 @@ from userspace_proxy.core.idling import (
 from userspace_proxy.core.model import ServicePort, ServicePortName
 from userspace_proxy.core.objects import Endpoints, EndpointsMetadata, KubernetesObject, ObjectKey, Service
 
-from .kubernetes_objects import endpoints_metadata, endpoints_of, service, slice_of
+from .kubernetes_objects import endpoint, endpoints_metadata, endpoints_of, service, slice_of
 
 WEB = ServicePortName("default", "web", "http")
 IDLED = {IDLED_AT_ANNOTATION: "2026-01-31T12:00:00Z"}
@@ -93,6 +94,16 @@ def test_a_mark_may_come_and_go_after_the_endpoints_went() -> None:
     assert web(state).is_idled
     state.delete(EndpointsMetadata, "default", "web")
     assert not web(state).is_idled
+
+
+def test_a_service_that_is_awake_on_other_nodes_alone_is_not_idled() -> None:
+    local = service(annotations=WAKES, internalTrafficPolicy="Local", externalTrafficPolicy="Local")
+    state = state_of(local, slice_of("web", endpoint("10.0.0.1", node="other")))
+    state.set_node(NodeFacts("here"))
+    assert not web(state).endpoints
+    assert not web(state).is_idled
+    state.upsert(slice_of("web"))
+    assert web(state).is_idled
 
 
 def lingering_state() -> DesiredState:
