@@ -7,7 +7,7 @@ object.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import TypeVar, cast
@@ -144,7 +144,7 @@ class DesiredState:
         """
         key = self._stale.pop()
         self._failed.add(key)
-        ports = self._awaited(key, self._build(key))
+        ports = self._build(key)
         self._failed.discard(key)
         if ports != self._built.get(key, {}):
             self._replace_ports(self._built.pop(key, {}), ports)
@@ -204,29 +204,34 @@ class DesiredState:
         texts = list[str]()
         service = self._all(Service).get(key)
         ports: _Ports = {}
+        lingers = False
         if service and is_proxied(service, serve_without_cluster_ip=self._serve_without_cluster_ip):
-            ports = {port.name: port for port in self._join(service, texts.append)}
+            annotations = service.annotations, self._endpoints_annotations(key)
+            wakes = self._unidling and wakes_on_connect(*annotations, texts.append)
+            ports = {port.name: port for port in self._join(service, wakes, texts.append)}
+            lingers = not wakes and any(port.wakes_on_connect for port in ports.values())
+        self._note_lingering(key, lingers)
         self._report(key, frozenset(Notice(str(key), text) for text in texts))
         return ports
 
-    def _awaited(self, key: ObjectKey, ports: _Ports) -> _Ports:
-        """Return the ports of a service; those idled still that were idled before and have only lost their annotation.
+    def _awaited(self, key: ObjectKey) -> Collection[ServicePortName]:
+        """Return the ports of a service that are idled, and stay so without an annotation until they have endpoints.
 
         Source: OpenShift's controller, which takes the annotation away when it has scaled up, before pods are ready.
         """
-        idled = [name for name, port in self._built.get(key, {}).items() if port.is_idled and name in ports]
-        marked = {name: replace(ports[name], wakes_on_connect=True) for name in idled}
-        awaited = {name: port for name, port in marked.items() if port.is_idled and port != ports[name]}
-        if not awaited or not self._lingers or key in self._given_up:
+        if not self._lingers or key in self._given_up:
+            return ()
+        return [name for name, port in self._built.get(key, {}).items() if port.is_idled]
+
+    def _note_lingering(self, key: ObjectKey, lingers: bool) -> None:
+        self._given_up.discard(key)
+        if not lingers:
             self._lingering.discard(key)
-            self._given_up.discard(key)
-            return ports
-        if key not in self._lingering:
+        elif key not in self._lingering:
             self._lingering.add(key)
             self._lingering_since.append(key)
-        return {**ports, **awaited}
 
-    def _join(self, service: Service, skip: Skip) -> Iterator[ServicePort]:
+    def _join(self, service: Service, wakes: bool, skip: Skip) -> Iterator[ServicePort]:
         """Yield the ports of a service with the endpoints that its traffic policies choose."""
         ports = list(service_ports(service, skip))
         merged = self._merge(service.key, [(port.name.port, port.protocol.value) for port in ports], skip)
@@ -234,20 +239,21 @@ class DesiredState:
         is_local_outside = service.spec.external_traffic_policy == "Local"
         policies = {Scope.INTERNAL: is_local, Scope.EXTERNAL: is_local_outside}
         scopes = frozenset(scope for scope, is_set in policies.items() if is_set and self._node.name)
-        wakes = self._unidling and wakes_on_connect(service.annotations, self._endpoints_annotations(service.key), skip)
+        awaited = self._awaited(service.key)
         for port in ports:
             known = merged[port.name.port, port.protocol.value]
             outside = None
             if self._node.name and is_local_outside != is_local:
                 outside = choose(known, self._node, only_local=is_local_outside)
             inside = choose(known, self._node, only_local=is_local)
-            is_elsewhere = not (inside or outside) and bool(choose(known, self._node, only_local=False))
+            is_awake = bool(inside or outside or choose(known, self._node, only_local=False))
+            wakes_here = wakes and bool(inside or outside or not is_awake)
             yield replace(
                 port,
                 endpoints=inside,
                 external_endpoints=outside,
                 local_scopes=scopes,
-                wakes_on_connect=wakes and not is_elsewhere,
+                wakes_on_connect=wakes_here or (port.name in awaited and not is_awake),
             )
 
     def _merge(self, key: ObjectKey, wanted: Iterable[PortKey], skip: Skip) -> dict[PortKey, Merged]:

@@ -143,6 +143,18 @@ def test_it_does_so_only_until_that_is_ended() -> None:
     assert state.take_lingering() == [("default", "web")] * 2
 
 
+def test_it_waits_for_no_endpoints_here_that_are_on_other_nodes() -> None:
+    state = DesiredState(unidling=True, lingers=True)
+    state.set_node(NodeFacts("here"))
+    local = {"internalTrafficPolicy": "Local", "externalTrafficPolicy": "Local"}
+    state.upsert(service(annotations=IDLED, **local))
+    assert web(state).is_idled
+    state.upsert(service(**local))
+    assert web(state).is_idled
+    state.upsert(slice_of("web", endpoint("10.0.0.1", node="other")))
+    assert not web(state).is_idled
+
+
 def test_what_lingers_is_gone_with_its_service() -> None:
     state = lingering_state()
     assert web(state).is_idled
