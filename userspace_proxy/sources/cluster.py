@@ -16,14 +16,22 @@ from userspace_proxy.sources.waking import Waker, WakeSettings
 class ClusterSource:
     """The services of all namespaces of a cluster, or of those named. Snapshots come while `run` runs.
 
-    `scales` lets it scale up the workloads of idled services, beside asking the cluster to.
+    `scales` lets it scale up the workloads of idled services, beside asking the cluster to, which it tries for
+    `hold_timeout_s` seconds.
     """
 
-    def __init__(self, access: Access, namespaces: tuple[str, ...] = (), *, scales: bool = False) -> None:
+    def __init__(
+        self,
+        access: Access,
+        namespaces: tuple[str, ...] = (),
+        *,
+        scales: bool = False,
+        hold_timeout_s: float = 120.0,
+    ) -> None:
         self._connection = ApiConnection(access)
         followed = KubernetesSettings(tuple(dict.fromkeys(namespaces)), unidling=True)
-        self._source = KubernetesSource(self._connection, followed)
-        settings = WakeSettings(scales=scales)
+        self._source = KubernetesSource(self._connection, followed, linger_s=lambda: hold_timeout_s)
+        settings = WakeSettings(hold_timeout_s, scales)
         self._waker = Waker(self._connection, node_name(""), self._source.idled, lambda: settings)
 
     async def run(self) -> None:
