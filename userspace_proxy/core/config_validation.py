@@ -40,16 +40,13 @@ _POSITIVE = "must be greater than 0"
 _NOT_NEGATIVE = "must be greater than or equal to 0"
 _LOCAL_MODES = ("ClusterCIDR", "NodeCIDR", "BridgeInterface", "InterfaceNamePrefix", "")
 _UNSERVED = (
-    "listen_backlog",
-    "max_connections",
-    "max_connections_per_service_port",
-    "tcp_idle_timeout",
     "unidling",
     "unidling_hold_timeout",
     "unidling_max_connections",
     "workers",
 )
 _MAX_BACKLOG = 2**16 - 1
+_MAX_USER_TIMEOUT = Duration(24 * 24 * 3600)  # the kernel takes milliseconds in 31 bits
 
 
 @dataclass(frozen=True, slots=True)
@@ -214,6 +211,7 @@ def _own(own: OwnSettings) -> Iterator[Problem]:
         ("maxUdpSessions", own.max_udp_sessions),
         ("metricsPortLimit", own.metrics_port_limit),
         ("tcpIdleTimeout", own.tcp_idle_timeout),
+        ("tcpUserTimeout", own.tcp_user_timeout),
     ):
         if limit < 0:
             yield problem(name, limit, _NOT_NEGATIVE)
@@ -228,8 +226,13 @@ def _own(own: OwnSettings) -> Iterator[Problem]:
         yield problem("listenBacklog", own.listen_backlog, f"must be within the range [1, {_MAX_BACKLOG}]")
     if own.workers != "auto" and own.workers < 1:
         yield problem("workers", own.workers, "must be a number of processes, or auto")
-    if not own.dial_ladder or min(own.dial_ladder) <= 0:
-        yield problem("dialLadder", own.dial_ladder, "must hold time limits greater than 0")
+    if own.tcp_user_timeout > _MAX_USER_TIMEOUT:
+        yield problem("tcpUserTimeout", own.tcp_user_timeout, f"must be less than or equal to {_MAX_USER_TIMEOUT}")
+    if not own.dial_ladder:
+        yield problem("dialLadder", own.dial_ladder, "must have one time limit at least")
+    for index, limit_s in enumerate(own.dial_ladder):
+        if limit_s <= 0:
+            yield problem(f"dialLadder[{index}]", limit_s, _POSITIVE)
 
 
 def _as_go_prints(value: object) -> str:

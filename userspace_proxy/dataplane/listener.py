@@ -10,7 +10,7 @@ from userspace_proxy.dataplane.backends import Backends
 from userspace_proxy.dataplane.dial import Dial
 from userspace_proxy.dataplane.engine import Engine
 from userspace_proxy.dataplane.poller import READABLE
-from userspace_proxy.dataplane.sockets import OUT_OF_RESOURCES, bound_address
+from userspace_proxy.dataplane.sockets import OUT_OF_RESOURCES, bound_address, has_waiting_client, set_user_timeout
 
 _ACCEPTS_PER_TURN = 64
 
@@ -18,7 +18,7 @@ _ACCEPTS_PER_TURN = 64
 class TcpListener:
     """One listening socket of one service port. Closing it leaves the connections alone that it accepted."""
 
-    __slots__ = ("_accept", "_backends", "_engine", "_fd", "_is_waiting", "_origin", "_sock", "address")
+    __slots__ = ("_accept", "_backends", "_engine", "_fd", "_is_waiting", "_name", "_origin", "_sock", "address")
 
     def __init__(self, engine: Engine, backends: Backends, asked: ListenAddress, sock: socket.socket) -> None:
         self.address = bound_address(sock, asked)
@@ -27,16 +27,32 @@ class TcpListener:
         self._sock = sock
         self._accept = sock._accept  # type: ignore[attr-defined]  # the bare descriptor (performance.md: 1.05)
         self._fd = sock.fileno()
+        self._name = backends.name
         self._origin = (asked.scope, asked.family)
         self._is_waiting = False
+        self.reconfigure()
         engine.poller.watch(self._fd, self)
+
+    def reconfigure(self) -> None:
+        """Use the settings as they are now for clients that are not accepted yet."""
+        self._sock.listen(self._engine.settings.listen_backlog)
+        set_user_timeout(self._sock, self._engine.settings.tcp_user_timeout_s)  # accepted sockets inherit it
 
     def on_ready(self, events: int) -> None:
         """Connections wait to be accepted."""
-        accept, engine = self._accept, self._engine
-        for _ in range(_ACCEPTS_PER_TURN):
+        if self._is_waiting:
+            return
+        accept, engine, name = self._accept, self._engine, self._name
+        room = engine.admission.room(name)
+        if not room:
+            if has_waiting_client(self._fd):
+                self._pause()
+                engine.admission.wait(name, self._stop_waiting)
+            return
+        for _ in range(min(_ACCEPTS_PER_TURN, room)):
             if engine.gate.is_closed:
-                self._wait()
+                self._pause()
+                engine.gate.wait(self._stop_waiting)
                 return
             try:
                 fd, address = accept()
@@ -49,6 +65,7 @@ class TcpListener:
                     engine.accept_errors += 1
                 continue  # that client is gone; others wait
             set_blocking(fd, False)
+            engine.admission.admit(name)
             Dial(engine, self._backends, self._origin, fd, address[0]).start()
         engine.poller.defer(self._go_on)
 
@@ -56,13 +73,12 @@ class TcpListener:
         """Stop listening. Clients that wait to be accepted are refused."""
         if self._fd >= 0:
             self._fd = -1
+            self._engine.admission.leave(self._name, self._stop_waiting)
             self._engine.poller.close(self._sock.detach())
 
-    def _wait(self) -> None:
-        if not self._is_waiting:
-            self._is_waiting = True
-            self._engine.poller.pause_reading(self._fd)
-            self._engine.gate.wait(self._stop_waiting)
+    def _pause(self) -> None:
+        self._is_waiting = True
+        self._engine.poller.pause_reading(self._fd)
 
     def _stop_waiting(self) -> None:
         self._is_waiting = False

@@ -14,16 +14,23 @@ class DataPlaneSettings:
     """Limits and time-outs of the data path. Times are seconds.
 
     `max_sessions` None means min(10,000, a quarter of RLIMIT_NOFILE). `half_close_timeout_s` ends half-closed
-    connections on which nothing moves. `cross_family` lets clients of one address family reach endpoints of the other
-    where there are none of theirs. `proxy_ports` are what a listener at port 0 gets one of; None means any free port.
-    `poller` is `auto` (epoll where there is one), `epoll` or `loop` (the event loop's own readers, for systems without
-    epoll). `use_splice` False copies all bytes.
+    connections on which nothing moves, `tcp_idle_timeout_s` all others, and `tcp_user_timeout_s` those whose peer
+    acknowledges nothing. Zero means no limit for the latter two, for `max_connections` in total and for
+    `max_connections_per_service_port`. `listen_backlog` clients of a listener may wait to be accepted. `cross_family`
+    lets clients of one address family reach endpoints of the other where there are none of theirs. `proxy_ports` are
+    what a listener at port 0 gets one of; None means any free port. `poller` is `auto` (epoll where there is one),
+    `epoll` or `loop` (the event loop's own readers, for systems without epoll). `use_splice` False copies all bytes.
     """
 
     udp_idle_timeout_s: float = 0.25
     max_sessions: int | None = None
     dial_ladder_s: tuple[float, ...] = DIAL_LADDER_S
     half_close_timeout_s: float = 3600.0
+    tcp_idle_timeout_s: float = 0.0
+    tcp_user_timeout_s: float = 0.0
+    max_connections: int = 0
+    max_connections_per_service_port: int = 0
+    listen_backlog: int = 4096
     cross_family: bool = True
     proxy_ports: range | None = None
     poller: Literal["auto", "epoll", "loop"] = "auto"
