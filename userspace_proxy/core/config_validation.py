@@ -27,6 +27,7 @@ from userspace_proxy.core.host_ports import (
     parse_port_range,
     split_host_port,
 )
+from userspace_proxy.core.limits import MAX_BACKLOG, MAX_USER_TIMEOUT_S
 
 OTHER_MODES: Final = {
     "iptables": "run kube-proxy itself",
@@ -45,8 +46,6 @@ _UNSERVED = (
     "unidling_max_connections",
     "workers",
 )
-_MAX_BACKLOG = 2**16 - 1
-_MAX_USER_TIMEOUT = Duration(24 * 24 * 3600)  # the kernel takes milliseconds in 31 bits
 
 
 @dataclass(frozen=True, slots=True)
@@ -222,12 +221,13 @@ def _own(own: OwnSettings) -> Iterator[Problem]:
     ):
         if amount <= 0:
             yield problem(name, amount, _POSITIVE)
-    if not 1 <= own.listen_backlog <= _MAX_BACKLOG:
-        yield problem("listenBacklog", own.listen_backlog, f"must be within the range [1, {_MAX_BACKLOG}]")
+    if not 1 <= own.listen_backlog <= MAX_BACKLOG:
+        yield problem("listenBacklog", own.listen_backlog, f"must be within the range [1, {MAX_BACKLOG}]")
     if own.workers != "auto" and own.workers < 1:
         yield problem("workers", own.workers, "must be a number of processes, or auto")
-    if own.tcp_user_timeout > _MAX_USER_TIMEOUT:
-        yield problem("tcpUserTimeout", own.tcp_user_timeout, f"must be less than or equal to {_MAX_USER_TIMEOUT}")
+    if own.tcp_user_timeout > MAX_USER_TIMEOUT_S:
+        longest = Duration(MAX_USER_TIMEOUT_S)
+        yield problem("tcpUserTimeout", own.tcp_user_timeout, f"must be less than or equal to {longest}")
     if not own.dial_ladder:
         yield problem("dialLadder", own.dial_ladder, "must have one time limit at least")
     for index, limit_s in enumerate(own.dial_ladder):
