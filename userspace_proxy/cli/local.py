@@ -23,7 +23,7 @@ from userspace_proxy.core.model import L4Protocol, ListenAddress, ServicePort
 from userspace_proxy.core.placement import HostPort, PortReference, parse_port, parse_service
 from userspace_proxy.dataplane.settings import DataPlaneSettings
 from userspace_proxy.local import FileSource, LocalOptions, LocalProxy, NoSource, Row, SnapshotSource
-from userspace_proxy.node.limits import raise_descriptor_limit
+from userspace_proxy.node.limits import backlog_warning, raise_descriptor_limit
 
 _SHOWN_ENDPOINTS = 4
 _COLUMNS = ("SERVICE PORT", "PROTOCOL", "LOCAL ADDRESS", "ENDPOINTS", "AFFINITY")
@@ -209,8 +209,7 @@ def local(
     _refuse_repeated("--port-map", (str(reference) for reference, _ in port_map))
     _refuse_overlapping(listen_addresses)
     set_up_logging(verbosity, log_format)
-    warning = raise_descriptor_limit()
-    if warning:
+    for warning in filter(None, (raise_descriptor_limit(), backlog_warning(limits["listen_backlog"]))):
         _log.warning(warning)
     options = LocalOptions(
         listen_addresses=tuple(dict.fromkeys(listen_addresses)),

@@ -15,8 +15,10 @@ from collections.abc import Callable
 from userspace_proxy.core.model import ServicePortName
 from userspace_proxy.dataplane.complaint import Complaint
 
-GoOn = Callable[[], None]
-"""How somebody goes on who waits for room: it asks for room at once, or does not want any."""
+TakeTurn = Callable[[], bool]
+"""Accepts one client and tells whether another one waits, who then is to have a turn, too."""
+
+_TURNS_AT_ONCE = 64
 
 _log = logging.getLogger(__name__)
 
@@ -28,13 +30,13 @@ class _Account:
 
     def __init__(self) -> None:
         self.open = 0
-        self.waiting: dict[GoOn, None] = {}
+        self.waiting: dict[TakeTurn, None] = {}
 
 
 class Admission:
-    """Counts connections. Zero means no limit.
+    """Counts connections. A limit of zero is none.
 
-    Room that becomes free in total goes to those that wait for it one connection each, in the order in which they came.
+    Those who wait for room in total get it one connection each in turn.
     """
 
     def __init__(
@@ -48,9 +50,8 @@ class Admission:
         self.times_service_port_full = 0
         self._loop = loop
         self._accounts: dict[ServicePortName, _Account] = {}  # of those with connections
-        self._waiting: OrderedDict[GoOn, None] = OrderedDict()  # for room in total
-        self._is_turn = False  # of the one that is told to go on just now
-        self._next_turn: asyncio.Handle | None = None
+        self._waiting: OrderedDict[TakeTurn, ServicePortName] = OrderedDict()  # for room in total
+        self._next_turns: asyncio.Handle | None = None
         self._full = Complaint(_log)
         self._service_port_full = Complaint(_log)
 
@@ -66,10 +67,7 @@ class Admission:
             account = self._accounts.get(name)
             room = self.max_connections_per_service_port - (account.open if account is not None else 0)
         if self.max_connections:
-            left = self.max_connections - self.open_connections
-            if self._waiting:
-                left = min(left, 1) if self._is_turn else 0
-            room = min(room, left)
+            room = min(room, 0 if self._waiting else self.max_connections - self.open_connections)
         return max(0, room)
 
     def admit(self, name: ServicePortName) -> None:
@@ -81,73 +79,82 @@ class Admission:
         self.open_connections += 1
 
     def released(self, name: ServicePortName) -> None:
-        """Count a connection no longer, as it is closed. Whoever waits for its place goes on in a moment."""
+        """Count a connection no longer, as it is closed. Whoever waits for its place gets it in a moment."""
         account = self._accounts[name]
         account.open -= 1
         self.open_connections -= 1
         if account.waiting:
-            self._queue(account)
+            self._queue(name, account)
         if not account.open:
             del self._accounts[name]
         if self._waiting:
             self._plan_turns()
 
-    def wait(self, name: ServicePortName, go_on: GoOn) -> None:
-        """Call `go_on` once, as soon as there is room for the service port, of which there is none now."""
-        account = self._accounts.get(name)
-        limit = self.max_connections_per_service_port
-        if limit and account is not None and account.open >= limit:
+    def wait(self, name: ServicePortName, take_turn: TakeTurn) -> None:
+        """Call `take_turn` when there is room for the service port, of which there is none now, until that is false."""
+        if self._is_full_for(name):
+            limit = self.max_connections_per_service_port
             self.times_service_port_full += 1
             text = f"{name} ({name.protocol}): at its limit of {limit} connections (maxConnectionsPerServicePort)"
             self._service_port_full.say(f"{text}; others wait to be accepted", now=self._loop.time())
-            account.waiting[go_on] = None
+            self._accounts[name].waiting[take_turn] = None
             return
-        if self.open_connections >= self.max_connections:
+        self._waiting[take_turn] = name
+        if self._is_full():
             self.times_full += 1
             text = f"at the limit of {self.max_connections} connections (maxConnections)"
             self._full.say(f"{text}; others wait to be accepted", now=self._loop.time())
-        else:
+        else:  # but others came first
             self._plan_turns()
-        self._waiting[go_on] = None
 
-    def leave(self, name: ServicePortName, go_on: GoOn) -> None:
-        """Do not call `go_on` any more, whether it waits or not."""
-        self._waiting.pop(go_on, None)
+    def leave(self, name: ServicePortName, take_turn: TakeTurn) -> None:
+        """Do not call `take_turn` any more, whether it waits or not."""
+        self._waiting.pop(take_turn, None)
         if name in self._accounts:
-            self._accounts[name].waiting.pop(go_on, None)
+            self._accounts[name].waiting.pop(take_turn, None)
 
     def reconfigure(self, max_connections: int, max_connections_per_service_port: int) -> None:
         """Use other limits from now on. Connections beyond a lower one stay."""
         self.max_connections = max_connections
         self.max_connections_per_service_port = max_connections_per_service_port
-        for account in self._accounts.values():
-            self._queue(account)
+        for name, account in self._accounts.items():
+            self._queue(name, account)
         if self._waiting:
             self._plan_turns()
 
     def shutdown(self) -> None:
-        """Let nobody go on any more."""
+        """Give nobody a turn any more."""
         self._waiting.clear()
         for account in self._accounts.values():
             account.waiting.clear()
-        if self._next_turn is not None:
-            self._next_turn.cancel()
+        if self._next_turns is not None:
+            self._next_turns.cancel()
 
-    def _queue(self, account: _Account) -> None:
-        self._waiting.update(account.waiting)
+    def _is_full(self) -> bool:
+        return 0 < self.max_connections <= self.open_connections
+
+    def _is_full_for(self, name: ServicePortName) -> bool:
+        account = self._accounts.get(name)
+        return account is not None and 0 < self.max_connections_per_service_port <= account.open
+
+    def _queue(self, name: ServicePortName, account: _Account) -> None:
+        self._waiting.update(dict.fromkeys(account.waiting, name))
         account.waiting.clear()
 
     def _plan_turns(self) -> None:
-        """Give turns outside of the caller's stack: one that goes on may cause the next release at once."""
-        if self._next_turn is None:
-            self._next_turn = self._loop.call_soon(self._give_turns)
+        """Give turns outside of the caller's stack: a turn may cause the next release at once."""
+        if self._next_turns is None:
+            self._next_turns = self._loop.call_soon(self._give_turns)
 
     def _give_turns(self) -> None:
-        self._next_turn = None
-        while self._waiting and not (self.max_connections and self.open_connections >= self.max_connections):
-            go_on, _ = self._waiting.popitem(last=False)
-            self._is_turn = True
-            try:
-                go_on()
-            finally:
-                self._is_turn = False
+        self._next_turns = None
+        for _ in range(_TURNS_AT_ONCE):
+            if not self._waiting or self._is_full():
+                return
+            take_turn, name = self._waiting.popitem(last=False)
+            if self._is_full_for(name):
+                self._accounts[name].waiting[take_turn] = None
+            elif take_turn():
+                self._waiting[take_turn] = name
+        if self._waiting:
+            self._plan_turns()
