@@ -133,18 +133,18 @@ def test_room_in_total_goes_to_service_ports_in_turn(stage: Stage) -> None:
 
 
 def test_many_places_that_become_free_at_once_are_shared_out_evenly_and_all_used(stage: Stage) -> None:
-    proxy = stage.proxy(settings={"max_connections": 20})
+    proxy = stage.proxy(settings={"max_connections": 10})
     addresses = serve_two(proxy, stage)
-    holders = speaking_clients(stage, addresses[0], 20)
+    holders = speaking_clients(stage, addresses[0], 10)
     assert all(client.receive(2) == b"hi" for client in holders)
-    waiting = [speaking_clients(stage, address, 40) for address in addresses]
+    waiting = [speaking_clients(stage, address, 12) for address in addresses]
     assert eventually(lambda: limits(proxy).paused_listeners == 2)
     with proxy.held():
         for client in holders:
             client.close()
-    assert eventually(lambda: proxy.counters().total.connections == 40)
-    assert eventually(lambda: limits(proxy).admitted_connections == 20)
-    assert eventually(lambda: served(waiting) == [10, 10])
+    assert eventually(lambda: proxy.counters().total.connections == 20)
+    assert limits(proxy).admitted_connections == 10
+    assert eventually(lambda: served(waiting) == [5, 5])
 
 
 @pytest.mark.parametrize("raised", [{"max_connections": 8}, {"max_connections": 0}], ids=["raised", "none"])
