@@ -315,7 +315,7 @@ def test_a_peer_that_takes_nothing_for_the_user_time_out_is_given_up(
     assert eventually(lambda: limits(proxy).peer_timeouts == 1)
     assert server.receive_until_reset() == b""
     assert eventually(proxy.is_idle)
-    assert len(warnings(caplog, "not acknowledged by its peer any more")) == 1
+    assert len(warnings(caplog, "not acknowledged by a peer any more")) == 1
     client.close()
 
 

@@ -52,7 +52,7 @@ class Engine:
 
     def limits(self) -> LimitCounters:
         """Return how near the limits are, and how often they were reached."""
-        admission, relay = self.admission, self.relay
+        admission, timeouts = self.admission, self.relay.timeouts
         return LimitCounters(
             max_connections=admission.max_connections,
             max_connections_per_service_port=admission.max_connections_per_service_port,
@@ -61,9 +61,9 @@ class Engine:
             max_connections_reached=admission.times_full,
             max_connections_per_service_port_reached=admission.times_service_port_full,
             abandoned_connections=self.abandoned,
-            idle_timeouts=relay.idle_timeouts,
-            half_close_timeouts=relay.half_close_timeouts,
-            peer_timeouts=relay.peer_timeouts,
+            idle_timeouts=timeouts.idle,
+            half_close_timeouts=timeouts.half_close,
+            peer_timeouts=timeouts.peer,
         )
 
     def reconfigure(self, settings: DataPlaneSettings) -> None:

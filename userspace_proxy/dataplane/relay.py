@@ -12,14 +12,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import errno
-import logging
 import socket
 from collections.abc import Callable
 from os import read, write
 
 from userspace_proxy.core.model import ServicePortName
 from userspace_proxy.dataplane.backends import Tally, Target
-from userspace_proxy.dataplane.complaint import Complaint
 from userspace_proxy.dataplane.idle import IdleWatch
 from userspace_proxy.dataplane.parting import Partings
 from userspace_proxy.dataplane.poller import ERROR, HANGUP, READ_HANGUP, URGENT, WRITABLE, Poller
@@ -27,8 +25,7 @@ from userspace_proxy.dataplane.settings import DataPlaneSettings
 from userspace_proxy.dataplane.sockets import borrowed, is_closed, reset_on_close
 from userspace_proxy.dataplane.splice import CAN_SPLICE, SPLICE_FLAGS, Pipe, PipePool, splice
 from userspace_proxy.dataplane.sweeper import Sweeper
-
-_log = logging.getLogger(__name__)
+from userspace_proxy.dataplane.timeouts import TimeOuts
 
 _CHUNK = 64 << 10
 _SMALL = 4 << 10
@@ -295,13 +292,10 @@ class Relay:
     ) -> None:
         self.poller = poller
         self.pipes = PipePool(settings.pipe_pool_bytes) if CAN_SPLICE and settings.use_splice else None
-        self.half_close_timeouts = 0
-        self.idle_timeouts = 0
-        self.peer_timeouts = 0
+        self.timeouts = TimeOuts(loop)
         self._loop = loop
         self._settings = settings
         self._tell_closed = on_closed
-        self._complaints = {kind: Complaint(_log) for kind in ("half-closed", "idle", "peer")}
         self._partings = Partings(poller, loop, settings.half_close_timeout_s)
         self._half_closed: Sweeper[Side] = Sweeper(loop, _sweep_interval_s(settings), self._close_if_silent)
         self._last_progress: dict[Side, tuple[int, float]] = {}  # bytes moved both ways, and when that was seen
@@ -359,8 +353,7 @@ class Relay:
     def note_error(self, side: Side, error: OSError) -> None:
         """Count it where the peer of a socket has acknowledged nothing for too long."""
         if error.errno == errno.ETIMEDOUT:
-            self.peer_timeouts += 1
-            self._complain("peer", side, "not acknowledged by its peer any more")
+            self.timeouts.note_peer(self._targets[_client_of(side)])
 
     def free_descriptors(self) -> None:
         """Close pipes that nobody uses."""
@@ -394,10 +387,7 @@ class Relay:
         if moved_now != moved:
             self._last_progress[client] = (moved_now, now)
         elif now - since >= self._settings.half_close_timeout_s:
-            self.half_close_timeouts += 1
-            self._complain(
-                "half-closed", client, f"half-closed and silent for {self._settings.half_close_timeout_s:g} s"
-            )
+            self.timeouts.note_half_close(self._targets[client], self._settings.half_close_timeout_s)
             dead = next((side for side in (client, client.peer) if side.is_dead), None)
             if dead is not None:
                 self.part(dead.peer, reset=not dead.ended)
@@ -407,18 +397,12 @@ class Relay:
 
     def _end_idle(self, client: Side) -> None:
         """Close both sockets, each with a reset where its peer had not ended: a time-out is no clean end."""
-        self.idle_timeouts += 1
-        self._complain("idle", client, f"silent for {self._settings.tcp_idle_timeout_s:g} s")
+        self.timeouts.note_idle(self._targets[client], self._settings.tcp_idle_timeout_s)
         for side in (client, client.peer):
             if not side.peer.ended:
                 with borrowed(side.fd, side.family) as sock:
                     reset_on_close(sock)
         self.close(client)
-
-    def _complain(self, kind: str, side: Side, why: str) -> None:
-        target = self._targets[_client_of(side)]
-        text = f"{target.name} (TCP): a connection to {target.endpoint} was closed, as it was {why}"
-        self._complaints[kind].say(text, now=self._loop.time())
 
 
 def _client_of(side: Side) -> Side:
