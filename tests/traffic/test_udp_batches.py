@@ -42,7 +42,7 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> Calls:
         return received
 
     def counted_send(self: SendBatch, fd: int) -> int:
-        seen.sent.append(len(self))
+        seen.sent.append(self.count)
         return send(self, fd)
 
     monkeypatch.setattr(ReceiveBatch, "receive", counted_receive)

@@ -40,7 +40,7 @@ class DatagramBatches:
         Raises OSError, and then has collected nothing.
         """
         replies = self._replies
-        if listener_fd != self._listener_fd or len(replies) == BATCH:
+        if listener_fd != self._listener_fd or replies.count == BATCH:
             self.send_replies()
             self._listener_fd = listener_fd
         size = replies.receive_from(sock, envelope)
@@ -51,7 +51,7 @@ class DatagramBatches:
 
     def send_replies(self) -> None:
         """Send what was collected. What cannot be sent is dropped: as if lost on the way."""
-        if self._replies:
+        if self._replies.count:
             self._engine.dropped_datagrams += self._replies.send(self._listener_fd)
 
     def _end_turn(self) -> None:

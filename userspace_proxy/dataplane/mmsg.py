@@ -127,20 +127,18 @@ class SendBatch:
         self._slots = [arrays.view[at : at + MAX_DATAGRAM] for at in map(_slot_at, range(BATCH))]
         self._vector_words = arrays.vectors.cast("L")
         self._header_words = arrays.headers.cast("L")
-        self._count = 0
-
-    def __len__(self) -> int:
-        return self._count
+        self.count = 0
+        """How many datagrams it has now."""
 
     def receive_from(self, sock: socket.SocketType, envelope: bytes) -> int:
         """Add the datagram that the socket receives, and return its size. Raises OSError, and then adds nothing."""
-        number = self._count
+        number = self.count
         size = sock.recv_into(self._slots[number])
         at = number * _ENVELOPE_BYTES
         self._arrays.view[at : at + len(envelope)] = envelope
         self._vector_words[number * _VECTOR_WORDS + _LENGTH_WORD] = size
         self._header_words[number * _HEADER_WORDS + _CONTROL_LENGTH_WORD] = len(envelope) - _CONTROL_AT
-        self._count = number + 1
+        self.count = number + 1
         return size
 
     def send(self, fd: int) -> int:
@@ -149,12 +147,12 @@ class SendBatch:
         The kernel stops before a datagram that it cannot send, and gives the reason when that is the first one.
         """
         done = failed = 0
-        while done < self._count:
-            sent = self._sendmmsg(fd, self._arrays.address + done * _HEADER_BYTES, self._count - done, 0)
+        while done < self.count:
+            sent = self._sendmmsg(fd, self._arrays.address + done * _HEADER_BYTES, self.count - done, 0)
             if sent < 0:
                 failed += 1
             done += max(sent, 1)
-        self._count = 0
+        self.count = 0
         return failed
 
 

@@ -120,7 +120,7 @@ def test_it_sends_in_order_and_can_be_filled_again(bound: NewSocket, family: int
     for number in (BATCH, 1, 7):
         sent = [(clients[each % 3].getsockname(), b"%d " % each * each) for each in range(number)]
         assert send_all(batch, listener, sent) == 0
-        assert len(batch) == 0
+        assert batch.count == 0
         for client in clients:
             mine = [data for to, data in sent if to == client.getsockname()]
             assert [client.recvfrom(1 << 16) for _ in mine] == [(data, listener.getsockname()) for data in mine]
@@ -140,7 +140,7 @@ def test_nothing_is_added_when_there_is_nothing_to_receive(bound: NewSocket) -> 
     listener, client, batch = bound(), bound(), SendBatch()
     with pytest.raises(BlockingIOError):
         batch.receive_from(bound(), seal(client.getsockname(), None))
-    assert len(batch) == 0
+    assert batch.count == 0
     assert batch.send(listener.fileno()) == 0
 
 
