@@ -36,8 +36,8 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> Calls:
     seen = Calls()
     receive, send = ReceiveBatch.receive, SendBatch.send
 
-    def counted_receive(self: ReceiveBatch, fd: int, limit: int) -> list[tuple[bytes, bytes]]:
-        received = receive(self, fd, limit)
+    def counted_receive(self: ReceiveBatch, fd: int) -> list[tuple[bytes, bytes]]:
+        received = receive(self, fd)
         seen.received.append(len(received))
         return received
 

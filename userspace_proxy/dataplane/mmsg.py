@@ -104,10 +104,10 @@ class ReceiveBatch:
             for number in range(BATCH)
         ]
 
-    def receive(self, fd: int, limit: int) -> list[tuple[bytes, bytes]]:
-        """Return up to `limit` datagrams, each with its envelope before it. Raises OSError."""
+    def receive(self, fd: int) -> list[tuple[bytes, bytes]]:
+        """Return up to `BATCH` datagrams, each with its envelope before it. Raises OSError."""
         arrays, sizes = self._arrays, self._sizes
-        count = self._recvmmsg(fd, arrays.address, min(limit, BATCH), 0, None)
+        count = self._recvmmsg(fd, arrays.address, BATCH, 0, None)
         if count < 0:
             raise _error(ctypes.get_errno())
         memory = arrays.memory

@@ -253,7 +253,7 @@ class UdpListener:
         except OSError as error:
             self.drop(error)
             return
-        self._batch = min(BATCH, self._batch * 2) if received == self._batch else max(1, received)
+        self._batch = min(BATCH, self._batch * 2) if received >= self._batch else max(1, received)
         if self._batch > _FEW:
             self.batches = self.engine.batches
         else:
@@ -283,7 +283,7 @@ class UdpListener:
         """Receive with one system call. Return how many datagrams there were. Raises OSError."""
         now = monotonic()
         try:
-            datagrams = batches.requests.receive(self.fd, self._batch)
+            datagrams = batches.requests.receive(self.fd)
         except BlockingIOError:
             return 0
         for envelope, data in datagrams:

@@ -78,7 +78,7 @@ def test_it_receives_what_recvmsg_receives(bound: NewSocket, family: int) -> Non
     _, control, _, sender = listener.recvmsg(100, CONTROL_BYTES)
     for data in sent:
         client.sendto(data, to)
-    received = ReceiveBatch().receive(listener.fileno(), BATCH)
+    received = ReceiveBatch().receive(listener.fileno())
     assert [data for _, data in received] == sent
     assert len({envelope for envelope, _ in received}) == 1
     from_them, with_them = unseal(received[0][0])
@@ -87,16 +87,16 @@ def test_it_receives_what_recvmsg_receives(bound: NewSocket, family: int) -> Non
     assert with_them == [(level, kind, bytes(data)) for level, kind, data in control]
 
 
-def test_it_receives_no_more_than_the_limit_and_says_when_there_is_nothing(bound: NewSocket) -> None:
+def test_it_receives_no_more_than_a_batch_and_says_when_there_is_nothing(bound: NewSocket) -> None:
     listener, client, batch = bound(), bound(), ReceiveBatch()
     for number in range(BATCH + 6):
         client.sendto(b"%d" % number, listener.getsockname())
-    received = [len(batch.receive(listener.fileno(), limit)) for limit in (1, 3, 10 * BATCH, BATCH)]
-    assert received == [1, 3, BATCH, 2]
+    received = [data for _ in range(2) for _, data in batch.receive(listener.fileno())]
+    assert received == [b"%d" % number for number in range(BATCH + 6)]
     with pytest.raises(BlockingIOError):
-        batch.receive(listener.fileno(), BATCH)
+        batch.receive(listener.fileno())
     with pytest.raises(OSError, match="Bad file descriptor"):
-        batch.receive(-1, BATCH)
+        batch.receive(-1)
 
 
 def test_nothing_of_one_socket_is_seen_with_the_datagrams_of_another(bound: NewSocket) -> None:
@@ -107,7 +107,7 @@ def test_nothing_of_one_socket_is_seen_with_the_datagrams_of_another(bound: NewS
         client = bound(family)
         for listener, size, controls in ((telling, 1000, 1), (plain, 3, 0), (telling, 0, 1)):
             client.sendto(b"x" * size, listener.getsockname())
-            ((envelope, data),) = batch.receive(listener.fileno(), BATCH)
+            ((envelope, data),) = batch.receive(listener.fileno())
             assert data == b"x" * size
             assert unseal(envelope)[0] == client.getsockname()
             assert len(unseal(envelope)[1]) == controls
