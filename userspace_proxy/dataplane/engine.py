@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from functools import cached_property
 from typing import Protocol
 
 from userspace_proxy.core.counters import LimitCounters
 from userspace_proxy.core.model import Endpoint, ServicePortName
 from userspace_proxy.dataplane.admission import Admission
+from userspace_proxy.dataplane.batches import DatagramBatches, make_batches
 from userspace_proxy.dataplane.interface import Notices
 from userspace_proxy.dataplane.poller import make_poller
 from userspace_proxy.dataplane.relay import Relay
@@ -44,6 +46,11 @@ class Engine:
         self.accept_errors = 0
         self.dropped_datagrams = 0
         self._last_complaint: dict[ServicePortName, float] = {}
+
+    @cached_property
+    def batches(self) -> DatagramBatches | None:
+        """What receives and sends many datagrams at once, for all listeners. None where each is to go by itself."""
+        return make_batches(self) if self.settings.use_mmsg else None
 
     @property
     def accept_error_count(self) -> int:

@@ -22,6 +22,7 @@ class DataPlaneSettings:
     lets clients of one address family reach endpoints of the other where there are none of theirs. `proxy_ports` are
     what a listener at port 0 gets one of; None means any free port. `poller` is `auto` (epoll where there is one),
     `epoll` or `loop` (the event loop's own readers, for systems without epoll). `use_splice` False copies all bytes.
+    `use_mmsg` False receives and sends each datagram by itself, even where there are many.
     """
 
     udp_idle_timeout_s: float = 0.25
@@ -37,6 +38,7 @@ class DataPlaneSettings:
     proxy_ports: range | None = None
     poller: Literal["auto", "epoll", "loop"] = "auto"
     use_splice: bool = True
+    use_mmsg: bool = True
     pipe_pool_bytes: int = 32 << 20
 
     def __post_init__(self) -> None:
