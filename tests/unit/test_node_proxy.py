@@ -36,7 +36,7 @@ class Rig:
         self.backend = Announcing()
         self.health = ProxyHealth(30.0)
         self.metrics = Metrics("0")
-        keeper = RuleKeeper([Redirector(self.backend)], keeps_other_modes=True)
+        keeper = RuleKeeper([Redirector(self.backend)], leftovers=None)
         self.proxy = NodeProxy(Config(), NODE, keeper, self.health, self.metrics)
 
     def sample(self, name: str) -> float:

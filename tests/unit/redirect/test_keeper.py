@@ -50,7 +50,7 @@ class Blind(FakeBackend):
 
 def keeper(*backends: FakeBackend, conntrack: FakeConntrack | None = None) -> RuleKeeper:
     return RuleKeeper(
-        [Redirector(backend) for backend in backends], conntrack=conntrack or FakeConntrack(), keeps_other_modes=True
+        [Redirector(backend) for backend in backends], conntrack=conntrack or FakeConntrack(), leftovers=None
     )
 
 
