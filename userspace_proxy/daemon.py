@@ -25,7 +25,7 @@ from userspace_proxy.core.config_validation import unserved_settings
 from userspace_proxy.core.errors import CleanUpFailed, ConfigError, ListenFailed, RedirectFailed, ServerFailed, leaves
 from userspace_proxy.core.health import ProxyHealth, ServiceKey, service_health_checks
 from userspace_proxy.core.model import IPFamily, ServicePortName, Snapshot
-from userspace_proxy.core.rules import Style
+from userspace_proxy.core.rules import JUMPS_IN_FRONT, USUAL_JUMPS, Jumps, Style
 from userspace_proxy.metrics import Metrics
 from userspace_proxy.node.capabilities import capability_warnings, effective_capabilities
 from userspace_proxy.node.limits import backlog_warning
@@ -36,6 +36,7 @@ from userspace_proxy.node.setup import (
     log_steps,
     set_up_host,
     set_up_node,
+    set_up_process,
 )
 from userspace_proxy.node.systemd import READY, STOPPING, notify
 from userspace_proxy.node_proxy import NodeProxy, served_families
@@ -64,14 +65,18 @@ SetUpLogging = Callable[[int, str], None]
 
 _LAST_WORDS_S = 3.0
 _OPEN_AGAIN_S = 5.0
+_WITHDRAW_S = 1.5
 _IN_CLUSTER = ("KUBERNETES_SERVICE_HOST", "KUBERNETES_SERVICE_PORT")
 
 _log = logging.getLogger(__name__)
 
 
-async def clean_up() -> None:
-    """Remove the rules of all modes of kube-proxy, and ours. Raises CleanUpFailed when something is left."""
-    result = await cleanup.clean_up()
+async def clean_up(config: Config) -> None:
+    """Remove the rules of all modes of kube-proxy, and ours; in hybrid mode ours alone.
+
+    Raises CleanUpFailed when something is left.
+    """
+    result = await cleanup.clean_up(owns=_leftovers(config))
     for removed in result.removed:
         _log.info("removed %s", removed)
     if result.errors:
@@ -104,12 +109,14 @@ class Daemon:
         Raises ConfigError for what cannot work, ServerFailed for a server that must be there, and ConfigFileUpdated
         when the configuration file was written and changes are not taken up while running.
         """
-        if self._config.own.unidling == "hybrid":
-            raise ConfigError("not served by this version yet", where="unidling", subject="hybrid")
         if unserved := unserved_settings(self._config.document, DEFAULTS):
             _log.warning("without effect, as this version does not act upon them yet: %s", ", ".join(unserved))
         asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, _log.info, "SIGHUP is ignored")
-        steps = set_up_node(_node_settings(self._config))
+        if self._config.is_hybrid:
+            _log.info("hybrid mode: only idled services are served, beside the kube-proxy of this node")
+            steps = set_up_process(self._config.document.oom_score_adj)  # the host is set up by the other one
+        else:
+            steps = set_up_node(_node_settings(self._config))
         log_steps(steps)
         _warn(filter(None, (backlog_warning(self._config.own.listen_backlog),)))
         client = self._config.document.client_connection
@@ -153,7 +160,13 @@ class Daemon:
         config = self._config
         hard_fail = config.document.bind_address_hard_fail
         if config.healthz_address is not None:
-            yield health_server(config.healthz_address, self._health, self._metrics, hard_fail=hard_fail)
+            yield health_server(
+                config.healthz_address,
+                self._health,
+                self._metrics,
+                hard_fail=hard_fail,
+                advice=_port_advice(config, "--healthz-bind-address", "healthzBindAddress"),
+            )
         if config.metrics_address is not None:
             yield metrics_server(
                 config.metrics_address,
@@ -161,6 +174,7 @@ class Daemon:
                 lambda: as_mapping(self._config.document),
                 set_verbosity=self._set_verbosity if config.document.enable_profiling else None,
                 hard_fail=hard_fail,
+                advice=_port_advice(config, "--metrics-bind-address", "metricsBindAddress"),
             )
 
     async def _serve(self, connection: ApiConnection, source: KubernetesSource, events: EventRecorder) -> None:
@@ -199,7 +213,8 @@ class Daemon:
         try:
             while True:
                 node_proxy.want(snapshot, source.take_trigger_times())
-                await health_checks.apply(service_health_checks(snapshot))
+                if not self._config.is_hybrid:  # else the other proxy has these ports
+                    await health_checks.apply(service_health_checks(snapshot))
                 snapshot = await source.next_snapshot()
         finally:
             await health_checks.close()
@@ -219,13 +234,20 @@ class Daemon:
         effective = effective_capabilities()
         lacking = list(capability_warnings("nft" if choice is BackendChoice.AUTO else choice, effective))
         _warn(lacking)
-        opened = await _open(choice, families)
-        keeper = RuleKeeper(opened.redirectors, style=Style(config.own.rule_style), conntrack=conntrack.available())
+        opened = await _open(choice, families, JUMPS_IN_FRONT if config.is_hybrid else USUAL_JUMPS)
+        keeper = RuleKeeper(
+            opened.redirectors,
+            style=Style(config.own.rule_style),
+            conntrack=conntrack.available(),
+            leftovers=_leftovers(config),
+        )
         found = [text for name in keeper.backend_names for text in capability_warnings(name, effective)]
         _warn([*opened.warnings, *(text for text in found if text not in lacking)])
         try:
             yield keeper
         finally:
+            if config.is_hybrid:
+                await _withdraw(keeper)
             await keeper.close()
 
     def _know_node(self, node: ThisNode) -> None:
@@ -259,12 +281,32 @@ class Daemon:
         self._set_up_logging(verbosity, self._config.document.logging.format)
 
 
-async def _open(choice: BackendChoice, families: tuple[IPFamily, ...]) -> Opened:
+def _leftovers(config: Config) -> cleanup.Owns:
+    """Return what is to be removed where it was left: nothing of another mode while that one has the node."""
+    return cleanup.of_userspace_mode if config.is_hybrid else cleanup.of_any_mode
+
+
+def _port_advice(config: Config, flag: str, field: str) -> str:
+    """Return what to do about a server's address that another program has."""
+    owner = "the other kube-proxy of this node may have it: " if config.is_hybrid else ""
+    return f"{owner}{flag} ({field}) chooses another one, or none"
+
+
+async def _withdraw(keeper: RuleKeeper) -> None:
+    """Leave the services to the other proxy, in time for an orderly end."""
+    try:
+        async with asyncio.timeout(_WITHDRAW_S):
+            await keeper.withdraw()
+    except TimeoutError:
+        _log.error("kernel rules could not be removed in time; --cleanup --unidling=hybrid removes them")
+
+
+async def _open(choice: BackendChoice, families: tuple[IPFamily, ...], jumps: Jumps) -> Opened:
     """Return the way into the kernel's rules, as soon as there is one. Raises ConfigError where there can be none."""
     told = ""
     while True:
         try:
-            return await open_redirectors(choice, families)
+            return await open_redirectors(choice, families, jumps=jumps)
         except RedirectFailed as error:
             if told != str(error):
                 told = str(error)

@@ -110,7 +110,7 @@ class NodeProxy:
         )
         self._pace = _pace(config)
         self._nodes: Nodes = {}
-        self._ownership = Ownership() if config.own.unidling == "hybrid" else None
+        self._ownership = Ownership() if config.is_hybrid else None
         self._wanted: Snapshot | None = None
         self._wanted_at = 0.0
         self._placed: dict[ServicePortName, tuple[ServicePort, ServicePort]] = {}

@@ -59,7 +59,7 @@ def run_daemon(config: Config, load_again: Callable[[], Config]) -> None:
 
     match config.action:
         case Action.CLEANUP:
-            run_until_stopped(clean_up())
+            run_until_stopped(clean_up(config))
         case Action.INIT_ONLY:
             init_only(config)
         case _:

@@ -197,9 +197,7 @@ def test_what_was_set_for_other_modes_is_found() -> None:
 
 def test_settings_that_nothing_acts_upon_yet_are_known() -> None:
     document = DEFAULTS
-    for path, value in {"workers": 2, "unidling": "off", "dialLadder": (Duration(1),), "maxConnections": 1}.items():
+    for path, value in {"workers": 2, "dialLadder": (Duration(1),), "maxConnections": 1}.items():
         document = with_field(document, f"userspaceProxy.{path}", value)
     assert unserved_settings(document, DEFAULTS) == ["userspaceProxy.workers"]
-    hybrid = with_field(document, "userspaceProxy.unidling", "hybrid")
-    assert "userspaceProxy.unidling" in unserved_settings(hybrid, DEFAULTS)
     assert unserved_settings(DEFAULTS, DEFAULTS) == []
