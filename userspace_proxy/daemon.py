@@ -194,11 +194,11 @@ class Daemon:
                 self._know_node(node)
             addresses = node_addresses(self._config.document.bind_address, node.ips)
             self._health.queued(addresses.primary_family, now=time.monotonic())
-            async with self._keeper(addresses, node.pod_cidrs) as keeper:
+            async with self._keeper(addresses, node.pod_cidrs) as keeper, asyncio.TaskGroup() as proxying:
                 self._node_proxy = NodeProxy(
                     self._config, addresses, keeper, self._health, self._metrics, tell, waker.needs_pods
                 )
-                tasks.create_task(self._node_proxy.run())
+                proxying.create_task(self._node_proxy.run())
                 await self._follow(source, snapshot, self._node_proxy, events)
 
     async def _follow(

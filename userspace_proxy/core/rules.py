@@ -38,7 +38,7 @@ class Style(enum.StrEnum):
 
 _PORTALS_FIRST = Comment("handle ClusterIPs; NOTE: this must be before the NodePort rules")
 _NODE_PORTS_LAST = Comment("handle service NodePorts; NOTE: this must be the last rule in the chain")
-_NODE_PORTS_FIRST = Comment("handle NodePorts of idled services; NOTE: this must be before another proxy's rules")
+_NODE_PORTS_FIRST = Comment("handle NodePorts of idled services; NOTE: this must be before the rules of another proxy")
 _LET_NODE_PORTS_IN = Comment("Ensure that non-local NodePort traffic can flow")
 
 FIRST_JUMPS = (

@@ -116,7 +116,6 @@ class RuleKeeper:
         self._with_leftovers = set(self._redirectors) if leftovers else set[IPFamily]()
         self._stale_flows = {family: set[UdpFlows]() for family in self._redirectors}
         self._waking_flows: dict[IPFamily, set[UdpFlows]] = {}
-        self._is_withdrawn = False
         self._last_failures: dict[IPFamily, str] = {}
         self._turn = asyncio.Lock()
         self._nodes: Mapping[IPFamily, NodeFacts] = {}
@@ -152,8 +151,6 @@ class RuleKeeper:
             return await redirector.replace(rules)
 
         async with self._turn:
-            if self._is_withdrawn:
-                return SyncReport()
             self._nodes = nodes
             self._waking_flows = {
                 family: flows_of(
@@ -168,15 +165,12 @@ class RuleKeeper:
     async def check(self) -> SyncReport:
         """Put right what others changed and try again what failed. Never raises RedirectFailed."""
         async with self._turn:
-            if self._is_withdrawn:
-                return SyncReport()
             with collections_put_off():
                 return await self._sync(Redirector.repair)
 
     async def withdraw(self) -> SyncReport:
-        """Remove all rules and chains of ours, and write none any more. Never raises RedirectFailed."""
+        """Remove all rules and chains of ours, for good unless `run` goes on. Never raises RedirectFailed."""
         async with self._turn:
-            self._is_withdrawn = True
             self._waking_flows = {}
             return await self._sync(Redirector.withdraw)
 

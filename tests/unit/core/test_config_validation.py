@@ -170,6 +170,12 @@ def test_another_mode_is_refused_with_what_to_use_instead(mode: str) -> None:
     assert "run kube-proxy" in text
 
 
+def test_hybrid_mode_needs_kernel_rules() -> None:
+    assert texts(userspaceProxy__unidling="hybrid") == []
+    (text,) = texts(userspaceProxy__unidling="hybrid", userspaceProxy__iptablesBackend="none")
+    assert text.endswith('unidling: Invalid value: "hybrid": needs kernel rules: iptablesBackend must not be none')
+
+
 def test_a_sync_period_below_zero_is_two_problems() -> None:
     assert [text.partition(":")[0] for text in texts(iptables__syncPeriod=Duration(-5))] == [
         "KubeProxyIPTablesConfiguration.SyncPeriod",
