@@ -15,7 +15,7 @@ from userspace_proxy.core.config import Config
 from userspace_proxy.core.config_addresses import NodeAddresses, node_port_networks
 from userspace_proxy.core.errors import ListenFailed
 from userspace_proxy.core.health import ProxyHealth
-from userspace_proxy.core.hybrid import Ownership, State
+from userspace_proxy.core.hybrid import Ownership
 from userspace_proxy.core.model import WILDCARD, IPFamily, ListenAddress, Scope, ServicePort, ServicePortName, Snapshot
 from userspace_proxy.core.plan import Listening
 from userspace_proxy.core.portals import NodeFacts, Nodes, listen_addresses, proxy_ports
@@ -214,15 +214,15 @@ class NodeProxy:
         """Return what is served here: everything, or in hybrid mode what this proxy owns."""
         if self._ownership is None:
             return snapshot
-        hold_timeout_s = self._config.own.unidling_hold_timeout
-        self._ownership = self._ownership.after(snapshot, now=time.monotonic(), hold_timeout_s=hold_timeout_s)
+        self._ownership = self._ownership.after(snapshot, now=time.monotonic())
         return self._ownership.served(snapshot)
 
     async def _redirect(self, snapshot: Snapshot, bound: Mapping[Listening, ListenAddress]) -> None:
         led: Collection[ServicePort] = snapshot.service_ports.values()
         waking: Collection[ServicePort] = ()
         if self._ownership is not None:
-            led, waking = (self._ownership.those(state, led) for state in (State.IDLED, State.WAKING))
+            waking = [each for each in led if each.name in self._ownership.waking]
+            led = [each for each in led if each.name in self._ownership.idled]
         self._report = await self._keeper.apply(led, proxy_ports(bound), self._nodes, waking=waking)
         self._has_applied = True  # before, the keeper would take an empty set of rules for what is wanted
         self._metrics.failures.fail_now("rules", {name for name, _ in self._report.refused})

@@ -5,10 +5,9 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from userspace_proxy.core.hybrid import WAKING_S, Ownership, State
+from userspace_proxy.core.hybrid import WAKING_S, Ownership
 from userspace_proxy.core.model import Endpoint, ServicePort, ServicePortName, Snapshot
 
-HOLD_S = 120.0
 WEB = ServicePortName("default", "web")
 
 SERVICE_PORTS = st.builds(
@@ -28,16 +27,11 @@ def test_ownership_follows_from_what_is_there_now_and_ends(steps: list[tuple[flo
     for pause_s, service_port in steps:
         now += pause_s
         snapshot = Snapshot.of(*([service_port] if service_port else []))
-        ownership = ownership.after(snapshot, now=now, hold_timeout_s=HOLD_S)
-        present = snapshot.service_ports.values()
-        for idled in ownership.those(State.IDLED, present):
-            assert not idled.endpoints
-            assert not idled.external_endpoints
-            assert ownership.served(snapshot).service_ports[WEB].is_idled
-        if service_port is None or service_port.is_idled:
-            assert ownership.those(State.WAKING, present) == ()
-        assert bool(ownership.owned) or not (service_port and service_port.is_idled)
-        assert ownership.changes_at > now
+        ownership = ownership.after(snapshot, now=now)
+        assert (WEB in ownership.idled) is bool(service_port and service_port.is_idled)
+        assert not ownership.idled & ownership.waking.keys()
+        assert ownership.served(snapshot).service_ports.keys() == ownership.idled | ownership.waking.keys()
+        assert now < ownership.changes_at
+        assert all(until <= now + WAKING_S for until in ownership.waking.values())
     if service_port and not service_port.is_idled:
-        later = now + max(HOLD_S, WAKING_S)
-        assert not ownership.after(Snapshot.of(service_port), now=later, hold_timeout_s=HOLD_S).owned
+        assert ownership.after(Snapshot.of(service_port), now=now + WAKING_S) == Ownership()

@@ -3,93 +3,82 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
 
 import pytest
 
-from userspace_proxy.core.hybrid import WAKING_S, Ownership, State
+from userspace_proxy.core.hybrid import WAKING_S, Ownership
 from userspace_proxy.core.model import Endpoint, ServicePort, ServicePortName, Snapshot
 
-HOLD_S = 120.0
 WEB = ServicePortName("default", "web")
 ENDPOINTS = (Endpoint("10.0.0.1", 80),)
 
 IDLED = ServicePort(WEB, 80, wakes_on_connect=True)
-WOKEN = ServicePort(WEB, 80, ENDPOINTS)
-LEFT_BY_THE_CONTROLLER = ServicePort(WEB, 80)
+AWAKE = ServicePort(WEB, 80, ENDPOINTS)
+AWAKE_AND_ANNOTATED = ServicePort(WEB, 80, ENDPOINTS, wakes_on_connect=True)
+AWAKE_OUTSIDE = ServicePort(WEB, 80, external_endpoints=ENDPOINTS)
+WITHOUT_ENDPOINTS = ServicePort(WEB, 80)
 OTHER = ServicePort(ServicePortName("default", "other"), 80, ENDPOINTS)
 
 
-def owned(ownership: Ownership) -> State | None:
-    return ownership.owned[WEB].state if WEB in ownership.owned else None
-
-
-def after(steps: Iterable[tuple[float, ServicePort]]) -> Ownership:
+def after(*steps: tuple[float, ServicePort | None]) -> Ownership:
+    """Return what is owned after a service was this and that. None: it was deleted."""
     ownership = Ownership()
     for now, service_port in steps:
-        ownership = ownership.after(Snapshot.of(service_port, OTHER), now=now, hold_timeout_s=HOLD_S)
+        ownership = ownership.after(Snapshot.of(*([service_port] if service_port else []), OTHER), now=now)
     return ownership
 
 
 @pytest.mark.parametrize(
-    ("steps", "state", "changes_at"),
+    "steps",
     [
-        ([(0, WOKEN)], None, math.inf),
-        ([(0, LEFT_BY_THE_CONTROLLER)], None, math.inf),
-        ([(0, IDLED)], State.IDLED, math.inf),
-        ([(0, WOKEN), (9, IDLED)], State.IDLED, math.inf),
-        ([(0, IDLED), (500, IDLED)], State.IDLED, math.inf),
-        ([(0, IDLED), (9, WOKEN)], State.WAKING, 9 + WAKING_S),
-        ([(0, IDLED), (9, ServicePort(WEB, 80, ENDPOINTS, wakes_on_connect=True))], State.WAKING, 9 + WAKING_S),
-        ([(0, IDLED), (9, ServicePort(WEB, 80, external_endpoints=ENDPOINTS))], State.WAKING, 9 + WAKING_S),
-        ([(0, IDLED), (9, WOKEN), (9 + WAKING_S - 1, WOKEN)], State.WAKING, 9 + WAKING_S),
-        ([(0, IDLED), (9, WOKEN), (9 + WAKING_S, WOKEN)], None, math.inf),
-        ([(0, IDLED), (9, WOKEN), (20, LEFT_BY_THE_CONTROLLER)], State.WAKING, 9 + WAKING_S),
-        ([(0, IDLED), (9, WOKEN), (20, IDLED)], State.IDLED, math.inf),
-        ([(0, IDLED), (9, WOKEN), (20, IDLED), (30, WOKEN)], State.WAKING, 30 + WAKING_S),
-        ([(0, IDLED), (9, OTHER)], None, math.inf),
+        [(0, IDLED)],
+        [(0, AWAKE), (9, IDLED)],
+        [(0, WITHOUT_ENDPOINTS), (9, IDLED)],
+        [(0, IDLED), (500, IDLED)],
+        [(0, IDLED), (9, AWAKE), (20, IDLED)],
     ],
 )
-def test_idled_then_waking_for_a_minute_then_the_other_proxys(
-    steps: list[tuple[float, ServicePort]], state: State | None, changes_at: float
-) -> None:
-    *before, (now, service_port) = steps
-    if service_port is OTHER:  # the service was deleted
-        ownership = after(before).after(Snapshot.of(OTHER), now=now, hold_timeout_s=HOLD_S)
-    else:
-        ownership = after(steps)
-    assert owned(ownership) is state
-    assert ownership.changes_at == changes_at
+def test_what_is_idled_is_owned_for_as_long_as_it_is(steps: list[tuple[float, ServicePort | None]]) -> None:
+    ownership = after(*steps)
+    assert ownership == Ownership(idled=frozenset({WEB}))
+    assert ownership.changes_at == math.inf
+    assert ownership.served(Snapshot.of(IDLED, OTHER)) == Snapshot.of(IDLED)
 
 
 @pytest.mark.parametrize(
-    ("now", "service_port", "state", "changes_at"),
+    ("steps", "began_at"),
     [
-        (9, LEFT_BY_THE_CONTROLLER, State.IDLED, 9 + HOLD_S),
-        (9 + HOLD_S - 1, LEFT_BY_THE_CONTROLLER, State.IDLED, 9 + HOLD_S),
-        (9 + HOLD_S, LEFT_BY_THE_CONTROLLER, None, math.inf),
-        (50, WOKEN, State.WAKING, 50 + WAKING_S),
-        (50, IDLED, State.IDLED, math.inf),
+        ([(0, IDLED), (9, AWAKE)], 9),
+        ([(0, IDLED), (9, AWAKE_AND_ANNOTATED)], 9),
+        ([(0, IDLED), (9, AWAKE_OUTSIDE)], 9),
+        ([(0, IDLED), (9, AWAKE), (9 + WAKING_S - 1, AWAKE)], 9),
+        ([(0, IDLED), (9, AWAKE), (20, WITHOUT_ENDPOINTS)], 9),
+        ([(0, IDLED), (9, AWAKE), (20, IDLED), (30, AWAKE)], 30),
     ],
 )
-def test_an_annotation_that_goes_before_the_pods_are_there_leaves_its_clients_the_hold_timeout(
-    now: float, service_port: ServicePort, state: State | None, changes_at: float
+def test_what_was_idled_and_has_endpoints_is_waking_for_a_minute(
+    steps: list[tuple[float, ServicePort | None]], began_at: float
 ) -> None:
-    ownership = after([(0, IDLED), (9, LEFT_BY_THE_CONTROLLER), (now, service_port)])
-    assert owned(ownership) is state
-    assert ownership.changes_at == changes_at
+    ownership = after(*steps)
+    assert ownership == Ownership(waking={WEB: began_at + WAKING_S})
+    assert ownership.changes_at == began_at + WAKING_S
+    assert ownership.served(Snapshot.of(AWAKE, OTHER)) == Snapshot.of(AWAKE)
 
 
-def test_the_data_path_serves_what_is_owned_and_goes_on_holding_where_the_annotation_is_gone() -> None:
-    for service_port, served in ((IDLED, IDLED), (LEFT_BY_THE_CONTROLLER, IDLED), (WOKEN, WOKEN)):
-        snapshot = Snapshot.of(service_port, OTHER)
-        ownership = after([(0, IDLED)]).after(snapshot, now=1, hold_timeout_s=HOLD_S)
-        assert ownership.served(snapshot) == Snapshot.of(served)
-
-
-def test_rules_are_for_what_is_idled() -> None:
-    idled, waking = after([(0, IDLED)]), after([(0, IDLED), (1, WOKEN)])
-    assert idled.those(State.IDLED, [OTHER, IDLED]) == (IDLED,)
-    assert idled.those(State.WAKING, [OTHER, IDLED]) == ()
-    assert waking.those(State.IDLED, [OTHER, WOKEN]) == ()
-    assert waking.those(State.WAKING, [OTHER, WOKEN]) == (WOKEN,)
+@pytest.mark.parametrize(
+    "steps",
+    [
+        [(0, AWAKE)],
+        [(0, WITHOUT_ENDPOINTS)],
+        [(0, AWAKE_AND_ANNOTATED)],
+        [(0, IDLED), (9, WITHOUT_ENDPOINTS)],
+        [(0, IDLED), (9, None)],
+        [(0, IDLED), (9, AWAKE), (20, None), (21, AWAKE)],
+        [(0, IDLED), (9, AWAKE), (9 + WAKING_S, AWAKE)],
+    ],
+)
+def test_all_else_is_the_other_proxys(steps: list[tuple[float, ServicePort | None]]) -> None:
+    ownership = after(*steps)
+    assert ownership == Ownership()
+    assert ownership.changes_at == math.inf
+    assert ownership.served(Snapshot.of(AWAKE, OTHER)) == Snapshot()
