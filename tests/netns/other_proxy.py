@@ -64,6 +64,46 @@ def _matches(protocol: L4Protocol) -> str:
     return f"-d {_CLUSTER_IP}/32 -p {name} -m comment --comment default/web -m {name} --dport 80"
 
 
+class NftablesProxy:
+    """A kube-proxy in its nftables mode: the shape of its table, with the same service."""
+
+    def __init__(self) -> None:
+        self._write("no-endpoint-services", "service-ips", "goto reject-chain", "")
+
+    def leads_to(self, pod: str) -> None:
+        """Know an endpoint now."""
+        self._write("service-ips", "no-endpoint-services", "goto service-web", f"dnat to {pod}:{BACKEND_PORT}")
+
+    def rules(self) -> str:
+        return run("nft", "list", "table", "ip", "kube-proxy")
+
+    def _write(self, full_map: str, empty_map: str, verdict: str, dnat: str) -> None:
+        elements = ", ".join(f"{_CLUSTER_IP} . {protocol.lower()} . 80 : {verdict}" for protocol in L4Protocol)
+        kind = "type ipv4_addr . inet_proto . inet_service : verdict;"
+        key = "ip daddr . meta l4proto . th dport"
+        rules = f"""
+            map {full_map} {{ {kind} elements = {{ {elements} }}; }}
+            map {empty_map} {{ {kind} }}
+            chain reject-chain {{ reject; }}
+            chain service-web {{ {f"meta l4proto {{ tcp, udp }} {dnat};" if dnat else ""} }}
+            chain services {{ {key} vmap @service-ips; }}
+            chain service-endpoints-check {{ {key} vmap @no-endpoint-services; }}
+            chain filter-input {{
+                type filter hook input priority filter; ct state new jump service-endpoints-check;
+            }}
+            chain filter-forward {{
+                type filter hook forward priority filter; ct state new jump service-endpoints-check;
+            }}
+            chain filter-output {{
+                type filter hook output priority filter; ct state new jump service-endpoints-check;
+            }}
+            chain nat-prerouting {{ type nat hook prerouting priority dstnat; jump services; }}
+            chain nat-output {{ type nat hook output priority -100; jump services; }}
+        """
+        table = "table ip kube-proxy"
+        run("nft", "-f", "-", stdin=f"{table} {{}}\ndelete {table}\n{table} {{ {rules} }}")
+
+
 def own_rules(variant: str) -> list[str]:
     """Return what is saved and ours: chains, jumps and rules."""
     saved = [line for stem in STEMS for line in run(f"{stem}-{variant}-save").splitlines()]

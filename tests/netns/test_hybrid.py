@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager
 import pytest
 
 from tests.netns.daemon import answered, until
-from tests.netns.other_proxy import OtherProxy, own_rules
+from tests.netns.other_proxy import NftablesProxy, OtherProxy, own_rules
 from tests.netns.services import BACKEND_PORT
 from tests.netns.topology import ADDRESSES, Topology
 from tests.netns.traffic import opened
@@ -82,16 +82,11 @@ async def is_accepted(client: Namespace, address: str, port: int) -> bool:
     return True
 
 
-def nft_table() -> str:
-    return run("nft", "list", "table", "ip", "kube-proxy")
-
-
 async def test_only_what_is_idled_is_led_here_and_no_rule_of_the_other_proxy_is_touched(
     topology: Topology, variant: BackendChoice
 ) -> None:
     other = OtherProxy(variant)
-    run("nft", "-f", "-", stdin="table ip kube-proxy { chain services { ip daddr 10.96.0.99 drop; }; }")
-    before, before_nft = other.rules(), nft_table()
+    before = other.rules()
     outside = topology.outside
     awake = ServicePort(
         ServicePortName("default", "awake"), 80, (Endpoint(V4.pods[0], BACKEND_PORT),), cluster_ips=("10.96.0.11",)
@@ -114,14 +109,46 @@ async def test_only_what_is_idled_is_led_here_and_no_rule_of_the_other_proxy_is_
         assert not any("10.96.0.11" in line for line in own_rules(variant))
         listening = topology.node.run("ss", "-Hltun")
         assert ":30080 " not in listening
-        assert (other.rules(), nft_table()) == (before, before_nft)
+        assert other.rules() == before
 
         proxy.want(Snapshot.of(*WOKEN.service_ports.values(), awake))
         await led_here(variant, is_led=False)
         assert not await is_accepted(outside, V4.cluster_ip, 80)
-        assert (other.rules(), nft_table()) == (before, before_nft)
+        assert other.rules() == before
     assert own_rules(variant) == []
-    assert (other.rules(), nft_table()) == (before, before_nft)
+    assert other.rules() == before
+
+
+async def test_beside_the_nftables_mode(topology: Topology, variant: BackendChoice) -> None:
+    other, client = NftablesProxy(), topology.outside
+    before = other.rules()
+    assert not await is_accepted(client, V4.cluster_ip, 80)
+    async with hybrid_proxy(variant) as proxy:
+        proxy.want(IDLED)
+        await led_here(variant)
+        for each in (client, topology.node):
+            assert await is_accepted(each, V4.cluster_ip, 80)
+        assert other.rules() == before
+        other.leads_to(V4.pods[1])
+        assert await is_accepted(client, V4.cluster_ip, 80)
+        before = other.rules()
+        proxy.want(WOKEN)
+        await led_here(variant, is_led=False)
+        await answered(client, V4.cluster_ip, 80, "p2")
+    assert own_rules(variant) == []
+    assert other.rules() == before
+
+
+async def test_beside_the_ipvs_mode_which_makes_cluster_ips_local(topology: Topology, variant: BackendChoice) -> None:
+    topology.node.ip("link", "add", "kube-ipvs0", "type", "bridge")
+    topology.node.ip("addr", "add", f"{V4.cluster_ip}/32", "dev", "kube-ipvs0")
+    assert not await is_accepted(topology.outside, V4.cluster_ip, 80)
+    async with hybrid_proxy(variant) as proxy:
+        proxy.want(IDLED)
+        await led_here(variant)
+        for each in (topology.outside, topology.node):
+            assert await is_accepted(each, V4.cluster_ip, 80)
+        assert f"{V4.cluster_ip}:80 " not in topology.node.run("ss", "-Hltun")
 
 
 async def test_a_woken_service_is_the_other_proxys_for_new_clients_at_once_and_for_udp_flows_after_a_minute(
