@@ -32,6 +32,7 @@ from userspace_proxy.node.limits import backlog_warning
 from userspace_proxy.node.setup import (
     ConntrackSettings,
     NodeSettings,
+    Step,
     is_sys_read_only,
     log_steps,
     set_up_host,
@@ -85,7 +86,8 @@ async def clean_up(config: Config) -> None:
 
 def init_only(config: Config) -> None:
     """Do what needs privileges that the daemon can do without later."""
-    log_steps(set_up_host(_conntrack_settings(config)))
+    if not config.is_hybrid:  # else the other kube-proxy sets up the host
+        log_steps(set_up_host(_conntrack_settings(config)))
 
 
 class Daemon:
@@ -112,11 +114,7 @@ class Daemon:
         if unserved := unserved_settings(self._config.document, DEFAULTS):
             _log.warning("without effect, as this version does not act upon them yet: %s", ", ".join(unserved))
         asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, _log.info, "SIGHUP is ignored")
-        if self._config.is_hybrid:
-            _log.info("hybrid mode: only idled services are served, beside the kube-proxy of this node")
-            steps = set_up_process(self._config.document.oom_score_adj)  # the host is set up by the other one
-        else:
-            steps = set_up_node(_node_settings(self._config))
+        steps = _set_up(self._config)
         log_steps(steps)
         _warn(filter(None, (backlog_warning(self._config.own.listen_backlog),)))
         client = self._config.document.client_connection
@@ -328,8 +326,15 @@ def _access(config: Config) -> Access:
     return load_access(kubeconfig, master=config.master, environ=environ)
 
 
-def _node_settings(config: Config) -> NodeSettings:
-    return NodeSettings(_conntrack_settings(config), config.document.oom_score_adj)
+def _set_up(config: Config) -> tuple[Step, ...]:
+    """Set up process and host; in hybrid mode the process alone, as the host is the other kube-proxy's."""
+    document = config.document
+    if not config.is_hybrid:
+        return set_up_node(NodeSettings(_conntrack_settings(config), document.oom_score_adj))
+    _log.info("hybrid mode: idled services alone are served, beside the kube-proxy of this node")
+    if document.conntrack != DEFAULTS.conntrack:
+        _log.warning("conntrack: without effect in hybrid mode, as the other kube-proxy sets it")
+    return set_up_process(document.oom_score_adj)
 
 
 def _conntrack_settings(config: Config) -> ConntrackSettings:
