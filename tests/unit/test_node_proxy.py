@@ -147,7 +147,7 @@ async def test_in_hybrid_mode_rules_are_for_what_is_idled_and_what_wakes_is_serv
     other = replace(WEB, name=ServicePortName("shop", "other"), cluster_ips=("10.96.0.2",))
     async with running(Config(document=with_field(document, "iptables.minSyncPeriod", Duration(0)))) as rig:
         rig.proxy.want(Snapshot.of(replace(web, endpoints=(), wakes_on_connect=True), other))
-        assert ":30080" not in await logged("-> no endpoints")  # no port is held
+        assert ":30080" not in await logged("shop/web (TCP): ")  # no port is held
         assert "10.96.0.1/32" in led()
         assert "10.96.0.2/32" not in led()
 
