@@ -12,6 +12,7 @@ from userspace_proxy.dataplane.poller import make_poller
 from userspace_proxy.dataplane.relay import Relay
 from userspace_proxy.dataplane.resources import DescriptorGate
 from userspace_proxy.dataplane.settings import DataPlaneSettings
+from userspace_proxy.dataplane.waiting import WaitingRoom
 
 _COMPLAINT_INTERVAL_S = 10.0
 
@@ -34,7 +35,10 @@ class Engine:
         self._notices = notices
         self.poller = make_poller(settings.poller, loop)
         self.relay = Relay(self.poller, loop, settings)
-        self.gate = DescriptorGate(loop, self.relay.free_descriptors)
+        self.waiting = WaitingRoom(
+            loop, self.poller, settings, needs_pods=self._tell_needs_pods, complain=self.complain
+        )
+        self.gate = DescriptorGate(loop, self._free_descriptors)
         self.dials: set[Cancellable] = set()
         """Dials that are under way."""
         self.accept_errors = 0
@@ -50,6 +54,7 @@ class Engine:
         """Use other time-outs from now on."""
         self.settings = settings
         self.relay.half_close_timeout_s = settings.half_close_timeout_s
+        self.waiting.settings = settings
 
     def complain(self, name: ServicePortName, text: str) -> None:
         """Log a warning about a service port, at most one each 10 s."""
@@ -65,13 +70,25 @@ class Engine:
         except Exception:
             _log.exception("%s (%s): fault while telling of a dial failure", name, name.protocol)
 
+    def _tell_needs_pods(self, name: ServicePortName) -> None:
+        try:
+            self._notices.needs_pods(name)
+        except Exception:
+            _log.exception("%s (%s): fault while telling that pods are needed", name, name.protocol)
+
+    def _free_descriptors(self) -> None:
+        self.relay.free_descriptors()
+        self.waiting.free_descriptors()
+
     def forget(self, name: ServicePortName) -> None:
         """Keep nothing about a service port that is gone."""
+        self.waiting.forget(name)
         self._last_complaint.pop(name, None)
 
     def close(self) -> None:
         """Close all connections and end all dials."""
         self.gate.shutdown()
+        self.waiting.close()
         for dial in list(self.dials):
             dial.cancel()
         self.relay.close_all()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import select
 import socket
 import sys
 from collections.abc import Iterator
@@ -109,6 +110,21 @@ def is_closed(fd: int, family: int) -> bool:
     """
     with borrowed(fd, family) as sock:
         return sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 1)[0] == _TCP_CLOSE
+
+
+def has_left(fd: int, family: int) -> bool:
+    """Tell whether the peer has reset the connection, or has ended it with nothing left to read."""
+    poll = select.poll()
+    poll.register(fd, 0)
+    if poll.poll(0):  # reads would still find what came before a reset
+        return True
+    with borrowed(fd, family) as sock:
+        try:
+            return not sock.recv(1, socket.MSG_PEEK)
+        except BlockingIOError:
+            return False
+        except OSError:
+            return True
 
 
 def error_name(error: OSError) -> str:

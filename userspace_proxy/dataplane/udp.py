@@ -17,6 +17,7 @@ from userspace_proxy.core.model import WILDCARDS, Endpoint, ListenAddress
 from userspace_proxy.core.sessions import SessionTable
 from userspace_proxy.dataplane.backends import Backends, Target
 from userspace_proxy.dataplane.engine import Engine
+from userspace_proxy.dataplane.kept import ClientAddress, KeptDatagrams
 from userspace_proxy.dataplane.packet_info import CONTROL_BYTES, ControlMessage, reply_control, request_packet_info
 from userspace_proxy.dataplane.sockets import (
     LOCAL_FAULTS,
@@ -30,7 +31,6 @@ _MAX_BATCH = 256
 _EXPIRY_GRANULARITY_S = 0.01
 _UNREACHABLE = frozenset({errno.ECONNREFUSED, errno.EHOSTUNREACH, errno.ENETUNREACH, errno.EHOSTDOWN})
 
-ClientAddress = tuple[str, int] | tuple[str, int, int, int]
 ClientKey = ClientAddress | tuple[ClientAddress, ControlMessage | None]
 
 _log = logging.getLogger(__name__)
@@ -113,8 +113,10 @@ class UdpSession:
             try:
                 (self._sock or self._connect()).send(data)
             except NoEndpoints as error:
-                listener.engine.complain(listener.backends.name, f"a datagram was dropped, as {error}")
                 listener.sessions.end(self)  # others may need its place
+                if listener.backends.is_idled and listener.kept.keep(self._client, self._reply_from, data):
+                    return
+                listener.engine.complain(listener.backends.name, f"a datagram was dropped, as {error}")
                 break
             except OSError as error:
                 if not self._is_endpoints_fault(error):
@@ -213,6 +215,7 @@ class UdpListener:
         self.open_sessions: dict[ClientKey, UdpSession] = {}
         self._sock = sock
         self._fd = sock.fileno()
+        self.kept = KeptDatagrams(engine, backends.name, self._take)
         self._batch = 1  # adapts to the load: a single datagram costs no second receive that finds nothing
         self._wants_packet_info = self.address.address in WILDCARDS and request_packet_info(sock, self.address.family)
         engine.poller.watch_level(self._fd, self)
@@ -226,15 +229,11 @@ class UdpListener:
                 if self._wants_packet_info:
                     data, control, _, client = self._sock.recvmsg(_MAX_DATAGRAM, CONTROL_BYTES)
                     reply_from = reply_control(control)
-                    key = (client, reply_from)
                 else:
                     data, client = self._sock.recvfrom(_MAX_DATAGRAM)
-                    reply_from, key = None, client
+                    reply_from = None
                 received += 1
-                session = self.open_sessions.get(key)
-                if session is None:
-                    session = self.open_sessions[key] = UdpSession(self, key, client, reply_from)
-                    self.sessions.add(session)
+                session = self._session_of(client, reply_from)
                 session.active_s = now
                 session.forward(data)
         except BlockingIOError:
@@ -243,6 +242,20 @@ class UdpListener:
             self.drop(error)
         else:
             self._batch = min(_MAX_BATCH, self._batch * 2)
+
+    def _session_of(self, client: ClientAddress, reply_from: ControlMessage | None) -> UdpSession:
+        key = (client, reply_from) if self._wants_packet_info else client
+        session = self.open_sessions.get(key)
+        if session is None:
+            session = self.open_sessions[key] = UdpSession(self, key, client, reply_from)
+            self.sessions.add(session)
+        return session
+
+    def _take(self, client: ClientAddress, reply_from: ControlMessage | None, data: bytes) -> None:
+        """Forward a datagram that was kept."""
+        session = self._session_of(client, reply_from)
+        session.active_s = monotonic()
+        session.forward(data)
 
     def reply(self, data: bytes, client: ClientAddress, reply_from: ControlMessage | None) -> None:
         """Send a reply to a client, from the address that it asked."""
@@ -268,6 +281,7 @@ class UdpListener:
 
     def close(self) -> None:
         """Stop listening and end all sessions."""
+        self.kept.drop_all()
         for session in list(self.open_sessions.values()):
             self.sessions.end(session)
         if self._fd >= 0:
