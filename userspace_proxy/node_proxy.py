@@ -43,6 +43,9 @@ def data_plane_settings(config: Config) -> DataPlaneSettings:
         max_sessions=own.max_udp_sessions or None,
         dial_ladder_s=own.dial_ladder,
         half_close_timeout_s=own.half_close_timeout,
+        unidling=own.unidling != "off",
+        hold_timeout_s=own.unidling_hold_timeout,
+        max_held=own.unidling_max_connections,
         cross_family=False,
         proxy_ports=config.proxy_ports,
     )

@@ -179,6 +179,20 @@ _many: dict[str, Any] = {"multiple": True, "default": ()}
     help="How long an idle UDP session lasts.",
 )
 @click.option(
+    "--unidling-max-connections",
+    type=click.IntRange(min=1),
+    default=16,
+    show_default=True,
+    help="Connections that are held per idled service port.",
+)
+@click.option(
+    "--unidling-hold-timeout",
+    type=Parsed("DURATION", _positive_duration),
+    default="2m",
+    show_default=True,
+    help="How long they are held.",
+)
+@click.option(
     "--drain-timeout",
     type=Parsed("DURATION", _duration),
     default="5s",
@@ -207,6 +221,8 @@ def local(
     auto_ports: bool,
     keep_going: bool,
     udp_timeout: float,
+    unidling_max_connections: int,
+    unidling_hold_timeout: float,
     drain_timeout: float,
     verbosity: int,
     log_format: LogFormat,
@@ -240,7 +256,9 @@ def local(
         auto_ports=auto_ports,
         keep_going=keep_going,
         drain_timeout_s=drain_timeout,
-        settings=DataPlaneSettings(udp_idle_timeout_s=udp_timeout),
+        settings=DataPlaneSettings(
+            udp_idle_timeout_s=udp_timeout, hold_timeout_s=unidling_hold_timeout, max_held=unidling_max_connections
+        ),
     )
     source: SnapshotSource = FileSource(paths) if paths else NoSource()
     if is_from_cluster:
@@ -294,6 +312,8 @@ def _cells(row: Row) -> tuple[str, ...]:
 def _endpoints_text(port: ServicePort) -> str:
     shown = [str(endpoint) for endpoint in port.endpoints[:_SHOWN_ENDPOINTS]]
     more = len(port.endpoints) - len(shown)
+    if port.is_idled:
+        return "none: waits for pods"
     if not shown:
         return "none: connections are closed" if port.protocol is L4Protocol.TCP else "none: datagrams are dropped"
     return ", ".join(shown) + (f" and {more} more" if more > 0 else "")

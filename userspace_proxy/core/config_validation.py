@@ -44,9 +44,6 @@ _UNSERVED = (
     "max_connections",
     "max_connections_per_service_port",
     "tcp_idle_timeout",
-    "unidling",
-    "unidling_hold_timeout",
-    "unidling_max_connections",
     "workers",
 )
 _MAX_BACKLOG = 2**16 - 1
@@ -106,9 +103,7 @@ def problems(document: KubeProxyConfiguration) -> Iterator[Problem]:
 def unserved_settings(document: KubeProxyConfiguration, defaults: KubeProxyConfiguration) -> list[str]:
     """Return the paths of settings of our own that were changed, while this version does not act upon them yet."""
     own, usual = document.userspace_proxy, defaults.userspace_proxy
-    changed = [name for name in _UNSERVED if getattr(own, name) != getattr(usual, name)]
-    if own.unidling == "off":  # which is what there is
-        changed = [name for name in changed if name != "unidling"]
+    changed = (name for name in _UNSERVED if getattr(own, name) != getattr(usual, name))
     return [f"{OWN_KEY}.{wire_name(name)}" for name in changed]
 
 

@@ -14,8 +14,8 @@ class DataPlaneSettings:
     """Limits and time-outs of the data path. Times are seconds.
 
     `max_sessions` None means min(10,000, a quarter of RLIMIT_NOFILE). `half_close_timeout_s` ends half-closed
-    connections on which nothing moves. With `unidling`, up to `max_held` clients of each idled service port are held for up
-    to `hold_timeout_s`. `cross_family` lets clients of one address family reach endpoints of the other
+    connections on which nothing moves. With `unidling`, at most `max_held` clients wait at each idled service port,
+    each for `hold_timeout_s` at most. `cross_family` lets clients of one address family reach endpoints of the other
     where there are none of theirs. `proxy_ports` are what a listener at port 0 gets one of; None means any free port.
     `poller` is `auto` (epoll where there is one), `epoll` or `loop` (the event loop's own readers, for systems without
     epoll). `use_splice` False copies all bytes.

@@ -129,7 +129,7 @@ class WaitingRoom:
 
     def counters(self) -> WakingCounters:
         """Return a reading of the counters."""
-        held = {protocol: 0 for protocol in L4Protocol}
+        held = dict.fromkeys(L4Protocol, 0)
         for name, queue in self._queues.items():
             held[name.protocol] += len(queue)
         return WakingCounters(
@@ -228,9 +228,7 @@ class WaitingRoom:
             each.cancel()
         if displaced:
             self._displaced += len(displaced)
-            self._complain(
-                guest.name, f"the oldest of more than {self.settings.max_held} waiting clients was sent away"
-            )
+            self._complain(guest.name, f"more than {self.settings.max_held} clients wait; the oldest was sent away")
         if self._look_timer is None:
             self._plan_look()
 

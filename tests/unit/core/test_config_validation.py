@@ -198,6 +198,4 @@ def test_settings_that_nothing_acts_upon_yet_are_known() -> None:
     for path, value in {"workers": 2, "unidling": "off", "dialLadder": (Duration(1),), "listenBacklog": 1}.items():
         document = with_field(document, f"userspaceProxy.{path}", value)
     assert unserved_settings(document, DEFAULTS) == ["userspaceProxy.listenBacklog", "userspaceProxy.workers"]
-    hybrid = with_field(document, "userspaceProxy.unidling", "hybrid")
-    assert "userspaceProxy.unidling" in unserved_settings(hybrid, DEFAULTS)
     assert unserved_settings(DEFAULTS, DEFAULTS) == []
