@@ -1,7 +1,9 @@
-"""Waking: clients of idled service ports are held, pods are asked for once, and the clients go on when there are some."""
+"""Waking: clients of idled service ports are held, pods are asked for once, and clients go on when there are some."""
 
 from __future__ import annotations
 
+import errno
+import os
 from collections import Counter
 from dataclasses import replace
 from typing import Any
@@ -262,6 +264,17 @@ def test_stopping_sends_all_away_at_once(stage: Stage) -> None:
     clients = sleeper.held_clients(stage, 2)
     sleeper.proxy.stop()  # which waits less than the drain time-out
     assert all(has_ended(client) for client in clients)
+
+
+def test_those_who_have_waited_longest_go_first_when_descriptors_run_out(stage: Stage) -> None:
+    sleeper = Sleeper(stage)
+    clients = sleeper.held_clients(stage, 4)
+    shortage = OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+    sleeper.proxy.call(lambda: sleeper.proxy.plane._engine.gate.close(shortage))
+    assert all(has_ended(client) for client in clients[:2])
+    assert sleeper.waking().displaced == 2
+    sleeper.have(stage.named_backend("a").endpoint)
+    assert {client.receive_all() for client in clients[2:]} == {b"a"}
 
 
 def test_a_fault_of_whoever_is_told_ends_no_wait(stage: Stage, caplog: pytest.LogCaptureFixture) -> None:

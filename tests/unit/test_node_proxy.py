@@ -12,14 +12,15 @@ import pytest
 
 from tests.support.announcing import Announcing
 from userspace_proxy import node_proxy
-from userspace_proxy.core.config import Config
+from userspace_proxy.core.config import DEFAULTS, Config, with_field
 from userspace_proxy.core.config_addresses import NodeAddresses
 from userspace_proxy.core.counters import LiveCounters
+from userspace_proxy.core.durations import Duration
 from userspace_proxy.core.health import ProxyHealth
 from userspace_proxy.core.model import Endpoint, IPFamily, ServicePort, ServicePortName, Snapshot
 from userspace_proxy.metrics import Metrics
 from userspace_proxy.node.addresses import LocalAddress
-from userspace_proxy.node_proxy import NodeProxy
+from userspace_proxy.node_proxy import NodeProxy, data_plane_settings
 from userspace_proxy.redirect.keeper import RuleKeeper
 from userspace_proxy.redirect.redirector import Redirector
 
@@ -98,3 +99,16 @@ async def test_a_change_that_comes_during_a_sync_waits_since_it_came(monkeypatch
             assert not rig.health.is_healthy(now=now + 61)
     assert rig.sample("kubeproxy_network_programming_duration_seconds_count") == 1
     assert rig.sample("kubeproxy_network_programming_duration_seconds_sum") >= 3
+
+
+@pytest.mark.parametrize(("unidling", "is_on"), [("off", False), ("on", True), ("hybrid", True)])
+def test_the_data_path_holds_clients_as_the_configuration_says(unidling: str, is_on: bool) -> None:
+    document = DEFAULTS
+    for name, value in {
+        "unidling": unidling,
+        "unidlingHoldTimeout": Duration(7),
+        "unidlingMaxConnections": 3,
+    }.items():
+        document = with_field(document, f"userspaceProxy.{name}", value)
+    settings = data_plane_settings(Config(document=document))
+    assert (settings.unidling, settings.hold_timeout_s, settings.max_held) == (is_on, 7.0, 3)
