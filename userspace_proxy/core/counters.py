@@ -59,6 +59,10 @@ class WakeTimes:
         counts[bisect_left(WAKE_TIME_BUCKETS_S, seconds)] += 1
         return WakeTimes(tuple(counts), self.total_s + seconds)
 
+    def plus(self, other: WakeTimes) -> WakeTimes:
+        """Return the sum of both."""
+        return WakeTimes(tuple(map(sum, zip(self.counts, other.counts, strict=True))), self.total_s + other.total_s)
+
 
 @dataclass(frozen=True, slots=True)
 class WakingCounters:
@@ -74,6 +78,17 @@ class WakingCounters:
     expired: int = 0
     displaced: int = 0
     wake_times: WakeTimes = field(default_factory=WakeTimes)
+
+    def plus(self, other: WakingCounters) -> WakingCounters:
+        """Return the sum of both, which are of two processes."""
+        return WakingCounters(
+            self.held_connections + other.held_connections,
+            self.held_udp_clients + other.held_udp_clients,
+            self.wake_ups + other.wake_ups,
+            self.expired + other.expired,
+            self.displaced + other.displaced,
+            self.wake_times.plus(other.wake_times),
+        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -81,7 +81,7 @@ class Dial:
 
     def go_on(self) -> None:
         """Start anew after the client was held."""
-        self._tried = ()
+        self._tried, self._give_up_at = (), None
         self.start()
 
     def on_ready(self, events: int) -> None:

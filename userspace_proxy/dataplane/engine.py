@@ -36,7 +36,7 @@ class Engine:
         self.poller = make_poller(settings.poller, loop)
         self.relay = Relay(self.poller, loop, settings)
         self.waiting = WaitingRoom(
-            loop, self.poller, settings, needs_pods=self._tell_needs_pods, complain=self.complain
+            loop, self.poller, settings, needs_pods=self.tell_need_of_pods, complain=self.complain
         )
         self.gate = DescriptorGate(loop, self._free_descriptors)
         self.dials: set[Cancellable] = set()
@@ -70,7 +70,8 @@ class Engine:
         except Exception:
             _log.exception("%s (%s): fault while telling of a dial failure", name, name.protocol)
 
-    def _tell_needs_pods(self, name: ServicePortName) -> None:
+    def tell_need_of_pods(self, name: ServicePortName) -> None:
+        """Tell whoever wants to know that a client waits at an idled service port. A fault of theirs harms nobody."""
         try:
             self._notices.needs_pods(name)
         except Exception:

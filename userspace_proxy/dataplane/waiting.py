@@ -22,7 +22,7 @@ from userspace_proxy.dataplane.sockets import has_left
 
 _MAX_INTERVAL_S = 1.0
 _MIN_INTERVAL_S = 0.02
-_RETRY_S = 0.1
+_RETRY_S = 0.25
 _DESCRIPTORS_PER_CONNECTION = 2
 
 _log = logging.getLogger(__name__)
@@ -245,7 +245,7 @@ class WaitingRoom:
                 guest.cancel()
             if expired:
                 self._expired += len(expired)
-                self._complain(name, f"{len(expired)} clients were sent away that had waited for {hold_timeout_s:g} s")
+                self._complain(name, f"sent away after {hold_timeout_s:g} s, as no endpoint came: {len(expired)}")
             for guest in queue.guests:
                 if guest.has_left():
                     self.leave(guest)

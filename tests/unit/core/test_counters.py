@@ -6,7 +6,7 @@ from dataclasses import astuple, fields
 
 import pytest
 
-from userspace_proxy.core.counters import WAKE_TIME_BUCKETS_S, EndpointCounters, WakeTimes, add_up
+from userspace_proxy.core.counters import WAKE_TIME_BUCKETS_S, EndpointCounters, WakeTimes, WakingCounters, add_up
 
 
 def test_readings_are_added_field_by_field() -> None:
@@ -24,3 +24,9 @@ def test_each_wake_up_is_counted_in_the_first_bucket_that_is_large_enough() -> N
         times = times.with_another(seconds)
     assert times.counts == (2, 1, *(0,) * (len(WAKE_TIME_BUCKETS_S) - 3), 1, 1)
     assert times.total_s == pytest.approx(241.21)
+
+
+def test_what_several_processes_counted_about_waking_is_added_field_by_field() -> None:
+    one = WakingCounters(1, 2, 3, 4, 5, WakeTimes().with_another(0.5))
+    assert one.plus(WakingCounters()) == one
+    assert one.plus(one) == WakingCounters(2, 4, 6, 8, 10, WakeTimes().with_another(0.5).with_another(0.5))
