@@ -313,7 +313,7 @@ def _endpoints_text(port: ServicePort) -> str:
     shown = [str(endpoint) for endpoint in port.endpoints[:_SHOWN_ENDPOINTS]]
     more = len(port.endpoints) - len(shown)
     if port.is_idled:
-        return "none: waits for pods"
+        return "none: the first client asks for pods"
     if not shown:
         return "none: connections are closed" if port.protocol is L4Protocol.TCP else "none: datagrams are dropped"
     return ", ".join(shown) + (f" and {more} more" if more > 0 else "")

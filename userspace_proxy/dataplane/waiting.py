@@ -156,7 +156,7 @@ class WaitingRoom:
         self._admit(queue, guest)
         if begins:
             self._wake_ups += 1
-            _log.info("%s (%s): pods are needed, as a client waits for an endpoint", name, name.protocol)
+            _log.debug("%s (%s): a client waits, and pods are asked for", name, name.protocol)
             self._needs_pods(name)
         return True
 

@@ -14,8 +14,8 @@ from userspace_proxy.local import Row
     [
         (L4Protocol.TCP, False, "none: connections are closed"),
         (L4Protocol.UDP, False, "none: datagrams are dropped"),
-        (L4Protocol.TCP, True, "none: waits for pods"),
-        (L4Protocol.UDP, True, "none: waits for pods"),
+        (L4Protocol.TCP, True, "none: the first client asks for pods"),
+        (L4Protocol.UDP, True, "none: the first client asks for pods"),
     ],
 )
 def test_it_says_what_becomes_of_clients(
