@@ -301,6 +301,16 @@ def test_an_endpoint_that_appears_before_it_listens_is_tried_again(sleeper: Slee
     assert sleeper.asked_for == [sleeper.name]
 
 
+def test_a_wake_up_is_one_also_if_the_annotation_goes_when_endpoints_come(sleeper: Sleeper, stage: Stage) -> None:
+    (client,) = sleeper.held_clients(stage, 1)
+    with refusing() as soon:
+        sleeper.have(soon, wakes_on_connect=False)
+        assert client.hears_nothing(during=0.05)
+    stage.named_backend("a", port=soon.port)
+    assert client.receive_all() == b"a"
+    assert sum(sleeper.waking().wake_times.counts) == 1
+
+
 def test_an_endpoint_that_never_listens_is_given_up(stage: Stage) -> None:
     sleeper = Sleeper(stage, hold_timeout_s=SHORT_S)
     client = stage.connect(sleeper.address)

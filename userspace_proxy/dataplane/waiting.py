@@ -181,7 +181,7 @@ class WaitingRoom:
         if queue is None or service_port.is_idled:
             return
         name, count = service_port.name, len(queue)
-        if service_port.wakes_on_connect:
+        if service_port.endpoints or service_port.external_endpoints:  # the annotation may have gone when they came
             took_s = queue.wake(now=self.loop.time(), hold_timeout_s=self.settings.hold_timeout_s)
             if took_s is not None:
                 self._wake_times = self._wake_times.with_another(took_s)
