@@ -90,6 +90,7 @@ class NodeProxy:
         health: ProxyHealth,
         metrics: Metrics,
         on_node_port_failure: OnNodePortFailure = lambda name, failure: None,
+        needs_pods: Callable[[ServicePortName], None] = lambda name: None,
     ) -> None:
         self._config = config
         self._node = node
@@ -97,7 +98,12 @@ class NodeProxy:
         self._health = health
         self._metrics = metrics
         self._on_node_port_failure = on_node_port_failure
-        self._proxy = Proxy(data_plane_settings(config), redirect=self._redirect, on_failures=self._note_failures)
+        self._proxy = Proxy(
+            data_plane_settings(config),
+            needs_pods=needs_pods,
+            redirect=self._redirect,
+            on_failures=self._note_failures,
+        )
         self._pace = _pace(config)
         self._nodes: Nodes = {}
         self._wanted: Snapshot | None = None
