@@ -13,6 +13,7 @@ import pytest
 from tests.traffic.conftest import RunningProxy, Stage, a_service, ask
 from tests.traffic.peers import PATIENCE_S, Datagrams, Peer, eventually, refusing
 from userspace_proxy import Endpoint, L4Protocol, ListenAddress, ServicePortName, WakingCounters
+from userspace_proxy.dataplane.waiting import HeldConnection
 
 TCP, UDP = L4Protocol.TCP, L4Protocol.UDP
 LONG_S = 60.0
@@ -259,11 +260,35 @@ def test_unidling_can_be_off(stage: Stage) -> None:
     assert sleeper.asked_for == []
 
 
-def test_stopping_sends_all_away_at_once(stage: Stage) -> None:
-    sleeper = Sleeper(stage, proxy_options={"drain_timeout_s": PATIENCE_S * 4})
-    clients = sleeper.held_clients(stage, 2)
-    sleeper.proxy.stop()  # which waits less than the drain time-out
-    assert all(has_ended(client) for client in clients)
+def test_stopping_sends_all_away_at_once_while_others_may_end(stage: Stage) -> None:
+    proxy = stage.proxy(drain_timeout_s=PATIENCE_S)
+    backend = stage.backend()
+    awake, idled = a_service(backend.endpoint, name="awake"), a_service(name="idled", wakes=True)
+    proxy.apply(awake, idled)
+    served, held = (stage.connect(proxy.addresses(each.name)[0]) for each in (awake, idled))
+    server = backend.accept()
+    assert eventually(lambda: proxy.counters().waking.held_connections == 1)
+    proxy.loop.call_soon_threadsafe(proxy._leave.set)
+    assert has_ended(held)
+    server.send(b"still")
+    assert served.receive(5) == b"still"
+    served.close()
+
+
+def test_bytes_that_wait_wake_nobody(sleeper: Sleeper, stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+    told: list[int] = []
+    on_ready = HeldConnection.on_ready
+
+    def count(held: HeldConnection, events: int) -> None:
+        told.append(events)
+        on_ready(held, events)
+
+    monkeypatch.setattr(HeldConnection, "on_ready", count)
+    (client,) = sleeper.held_clients(stage, 1)
+    client.send(b"early")
+    assert eventually(lambda: bool(told))
+    assert client.hears_nothing(during=0.1)
+    assert len(told) <= 3
 
 
 def test_those_who_have_waited_longest_go_first_when_descriptors_run_out(stage: Stage) -> None:
