@@ -28,6 +28,7 @@ from userspace_proxy.core.model import IPFamily, ServicePortName, Snapshot
 from userspace_proxy.core.rules import Style
 from userspace_proxy.metrics import Metrics
 from userspace_proxy.node.capabilities import capability_warnings, effective_capabilities
+from userspace_proxy.node.limits import backlog_warning
 from userspace_proxy.node.setup import (
     ConntrackSettings,
     NodeSettings,
@@ -110,6 +111,7 @@ class Daemon:
         asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, _log.info, "SIGHUP is ignored")
         steps = set_up_node(_node_settings(self._config))
         log_steps(steps)
+        _warn(filter(None, (backlog_warning(self._config.own.listen_backlog),)))
         client = self._config.document.client_connection
         async with ApiConnection(
             _access(self._config), qps=client.qps, burst=client.burst, on_answer=self._metrics.rest_client.answered

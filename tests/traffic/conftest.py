@@ -10,7 +10,7 @@ import threading
 from collections.abc import Callable, Coroutine, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 import pytest
 import uvloop
@@ -39,6 +39,7 @@ from userspace_proxy import (
     ServicePortName,
     Snapshot,
 )
+from userspace_proxy.dataplane import udp
 from userspace_proxy.dataplane.plane import DataPlane
 
 Result = TypeVar("Result")
@@ -51,20 +52,23 @@ class Variant:
     new_loop: Callable[[], asyncio.AbstractEventLoop]
     poller: str
     use_splice: bool
+    mmsg: Literal["by load", "always", "never"]
 
     def __str__(self) -> str:
-        return f"{self.new_loop.__module__.partition('.')[0]}-{self.poller}-{'splice' if self.use_splice else 'copy'}"
+        loop, copying = self.new_loop.__module__.partition(".")[0], "splice" if self.use_splice else "copy"
+        return f"{loop}-{self.poller}-{copying}-mmsg {self.mmsg}".replace(" ", "_")
 
     def settings(self, **changed: Any) -> DataPlaneSettings:
-        return DataPlaneSettings(poller=self.poller, use_splice=self.use_splice, **changed)  # type: ignore[arg-type]
+        changed = {"use_splice": self.use_splice, "use_mmsg": self.mmsg != "never", **changed}
+        return DataPlaneSettings(poller=self.poller, **changed)  # type: ignore[arg-type]
 
 
 VARIANTS = (
-    Variant(uvloop.new_event_loop, "epoll", True),
-    Variant(uvloop.new_event_loop, "epoll", False),
-    Variant(asyncio.new_event_loop, "epoll", True),
-    Variant(asyncio.new_event_loop, "loop", False),
-    Variant(uvloop.new_event_loop, "loop", False),
+    Variant(uvloop.new_event_loop, "epoll", True, "by load"),
+    Variant(uvloop.new_event_loop, "epoll", False, "never"),
+    Variant(asyncio.new_event_loop, "epoll", True, "always"),
+    Variant(asyncio.new_event_loop, "loop", False, "by load"),
+    Variant(uvloop.new_event_loop, "loop", False, "always"),
 )
 
 
@@ -254,7 +258,9 @@ def _loops_have_run_once() -> None:
 
 
 @pytest.fixture(params=VARIANTS, ids=str)
-def variant(request: pytest.FixtureRequest) -> Variant:
+def variant(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Variant:
+    if request.param.mmsg == "always":  # even for one datagram, if it is not the first
+        monkeypatch.setattr(udp, "_FEW", 0)
     return request.param  # type: ignore[no-any-return]
 
 

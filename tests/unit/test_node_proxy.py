@@ -12,12 +12,13 @@ import pytest
 
 from tests.support.announcing import Announcing
 from userspace_proxy import node_proxy
-from userspace_proxy.core.config import DEFAULTS, Config, with_field
+from userspace_proxy.core.config import DEFAULTS, Config, OwnSettings, with_field
 from userspace_proxy.core.config_addresses import NodeAddresses
 from userspace_proxy.core.counters import LiveCounters
 from userspace_proxy.core.durations import Duration
 from userspace_proxy.core.health import ProxyHealth
 from userspace_proxy.core.model import Endpoint, IPFamily, ServicePort, ServicePortName, Snapshot
+from userspace_proxy.dataplane.settings import DataPlaneSettings
 from userspace_proxy.metrics import Metrics
 from userspace_proxy.node.addresses import LocalAddress
 from userspace_proxy.node_proxy import NodeProxy, data_plane_settings
@@ -112,3 +113,28 @@ def test_the_data_path_holds_clients_as_the_configuration_says(unidling: str, is
         document = with_field(document, f"userspaceProxy.{name}", value)
     settings = data_plane_settings(Config(document=document))
     assert (settings.unidling, settings.hold_timeout_s, settings.max_held) == (is_on, 7.0, 3)
+
+
+def test_the_data_path_gets_each_limit_of_the_configuration() -> None:
+    own = OwnSettings(
+        dial_ladder=(Duration(0.5), Duration(3)),
+        half_close_timeout=Duration(60),
+        listen_backlog=100,
+        max_connections=1000,
+        max_connections_per_service_port=50,
+        max_udp_sessions=7,
+        tcp_idle_timeout=Duration(90),
+        tcp_user_timeout=Duration(30),
+    )
+    settings = data_plane_settings(Config(document=with_field(DEFAULTS, "userspaceProxy", own)))
+    assert settings == DataPlaneSettings(
+        max_sessions=7,
+        dial_ladder_s=(0.5, 3),
+        half_close_timeout_s=60,
+        tcp_idle_timeout_s=90,
+        tcp_user_timeout_s=30,
+        max_connections=1000,
+        max_connections_per_service_port=50,
+        listen_backlog=100,
+        cross_family=False,
+    )

@@ -92,6 +92,27 @@ class WakingCounters:
 
 
 @dataclass(frozen=True, slots=True)
+class LimitCounters:
+    """Limits on TCP connections, what there is against them, and how often each was reached. A maximum of 0 is none.
+
+    `admitted_connections` are those that count: relayed, being dialled, or being closed. `max_connections_reached` and
+    the one for service ports say how often a listener paused. `abandoned_connections` were accepted, and no endpoint
+    could be reached for them. `peer_timeouts` are connections one of whose peers acknowledged nothing any more.
+    """
+
+    max_connections: int = 0
+    max_connections_per_service_port: int = 0
+    admitted_connections: int = 0
+    paused_listeners: int = 0
+    max_connections_reached: int = 0
+    max_connections_per_service_port_reached: int = 0
+    abandoned_connections: int = 0
+    idle_timeouts: int = 0
+    half_close_timeouts: int = 0
+    peer_timeouts: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class Counters:
     """A reading of all counters of a data path at one moment.
 
@@ -107,6 +128,7 @@ class Counters:
     accept_errors: int = 0
     dropped_datagrams: int = 0
     evicted_sessions: int = 0
+    limits: LimitCounters = field(default_factory=LimitCounters)
     waking: WakingCounters = field(default_factory=WakingCounters)
 
 
@@ -138,4 +160,5 @@ class LiveCounters:
     accept_errors: int = 0
     dropped_datagrams: int = 0
     evicted_sessions: int = 0
+    limits: LimitCounters = field(default_factory=LimitCounters)
     waking: WakingCounters = field(default_factory=WakingCounters)

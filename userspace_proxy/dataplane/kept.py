@@ -7,12 +7,12 @@ from collections.abc import Callable
 
 from userspace_proxy.core.model import ServicePortName
 from userspace_proxy.dataplane.engine import Engine
+from userspace_proxy.dataplane.mmsg import ClientAddress
 from userspace_proxy.dataplane.packet_info import ControlMessage
 
 _MAX_DATAGRAMS = 16
 _MAX_BYTES = 64 << 10  # the largest datagram is a bit smaller, so that one fits always
 
-ClientAddress = tuple[str, int] | tuple[str, int, int, int]
 Forward = Callable[[ClientAddress, ControlMessage | None, bytes], None]
 Key = tuple[ClientAddress, ControlMessage | None]
 

@@ -82,6 +82,9 @@ class DataPlane:
     def reconfigure(self, settings: DataPlaneSettings) -> None:
         """Use other time-outs and limits from now on."""
         self._engine.reconfigure(settings)
+        for listener in self._listeners.values():
+            if isinstance(listener, TcpListener):
+                listener.reconfigure()
         self._sessions.reconfigure(
             idle_timeout_s=settings.udp_idle_timeout_s, capacity=settings.max_sessions or default_max_sessions()
         )
@@ -98,6 +101,7 @@ class DataPlane:
             accept_errors=self._engine.accept_error_count,
             dropped_datagrams=self._engine.dropped_datagrams,
             evicted_sessions=self._sessions.evicted,
+            limits=self._engine.limits(),
             waking=self._engine.waiting.counters(),
         )
 
@@ -111,6 +115,7 @@ class DataPlane:
             accept_errors=self._engine.accept_error_count,
             dropped_datagrams=self._engine.dropped_datagrams,
             evicted_sessions=self._sessions.evicted,
+            limits=self._engine.limits(),
             waking=self._engine.waiting.counters(),
         )
 
