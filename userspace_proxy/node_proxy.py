@@ -49,6 +49,9 @@ def data_plane_settings(config: Config) -> DataPlaneSettings:
         max_connections=own.max_connections,
         max_connections_per_service_port=own.max_connections_per_service_port,
         listen_backlog=own.listen_backlog,
+        unidling=own.unidling != "off",
+        hold_timeout_s=own.unidling_hold_timeout,
+        max_held=own.unidling_max_connections,
         cross_family=False,
         proxy_ports=config.proxy_ports,
     )

@@ -103,6 +103,19 @@ async def test_a_change_that_comes_during_a_sync_waits_since_it_came(monkeypatch
     assert rig.sample("kubeproxy_network_programming_duration_seconds_sum") >= 3
 
 
+@pytest.mark.parametrize(("unidling", "is_on"), [("off", False), ("on", True), ("hybrid", True)])
+def test_the_data_path_holds_clients_as_the_configuration_says(unidling: str, is_on: bool) -> None:
+    document = DEFAULTS
+    for name, value in {
+        "unidling": unidling,
+        "unidlingHoldTimeout": Duration(7),
+        "unidlingMaxConnections": 3,
+    }.items():
+        document = with_field(document, f"userspaceProxy.{name}", value)
+    settings = data_plane_settings(Config(document=document))
+    assert (settings.unidling, settings.hold_timeout_s, settings.max_held) == (is_on, 7.0, 3)
+
+
 def test_the_data_path_gets_each_limit_of_the_configuration() -> None:
     own = OwnSettings(
         dial_ladder=(Duration(0.5), Duration(3)),

@@ -40,11 +40,7 @@ OTHER_MODES: Final = {
 _POSITIVE = "must be greater than 0"
 _NOT_NEGATIVE = "must be greater than or equal to 0"
 _LOCAL_MODES = ("ClusterCIDR", "NodeCIDR", "BridgeInterface", "InterfaceNamePrefix", "")
-_UNSERVED = (
-    "unidling_hold_timeout",
-    "unidling_max_connections",
-    "workers",
-)
+_UNSERVED = ("workers",)
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +97,7 @@ def problems(document: KubeProxyConfiguration) -> Iterator[Problem]:
 def unserved_settings(document: KubeProxyConfiguration, defaults: KubeProxyConfiguration) -> list[str]:
     """Return the paths of settings of our own that were changed, while this version does not act upon them yet."""
     own, usual = document.userspace_proxy, defaults.userspace_proxy
-    changed = [name for name in _UNSERVED if getattr(own, name) != getattr(usual, name)]
+    changed = (name for name in _UNSERVED if getattr(own, name) != getattr(usual, name))
     return [f"{OWN_KEY}.{wire_name(name)}" for name in changed]
 
 

@@ -147,6 +147,21 @@ def reset_on_close(sock: socket.SocketType) -> None:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET_ON_CLOSE)
 
 
+def has_left(fd: int, family: int) -> bool:
+    """Tell whether the peer has reset the connection, or has ended it with nothing left to read."""
+    poll = select.poll()
+    poll.register(fd, 0)
+    if poll.poll(0):  # reads would still find what came before a reset
+        return True
+    with borrowed(fd, family) as sock:
+        try:
+            return not sock.recv(1, socket.MSG_PEEK)
+        except BlockingIOError:
+            return False
+        except OSError:
+            return True
+
+
 def error_name(error: OSError) -> str:
     """Return the symbolic name of the error, such as ECONNREFUSED."""
     return errno.errorcode.get(error.errno or 0, "unknown error")
