@@ -205,8 +205,9 @@ def test_service_ports_are_woken_each_for_itself(stage: Stage) -> None:
 
 def test_when_nobody_comes_all_are_closed_and_the_next_client_asks_again(stage: Stage) -> None:
     sleeper = Sleeper(stage, hold_timeout_s=SHORT_S)
-    clients = [stage.connect(sleeper.address) for _ in range(3)]
-    clients[0].send(b"early")
+    with sleeper.proxy.held():  # so that they come at the same time
+        clients = [stage.connect(sleeper.address) for _ in range(3)]
+        clients[0].send(b"early")
     assert all(has_ended(client) for client in clients)
     assert eventually(lambda: sleeper.waking().expired == 3)
     assert sleeper.asked_for == [sleeper.name]
