@@ -103,7 +103,7 @@ class Side:
                 self._die_after_end()
             return
         for _ in range(_TURNS):
-            if self.moved - self._bulk_from > _SPLICE_AFTER and self._take_pipe():
+            if self.moved - self._bulk_from > _SPLICE_AFTER and not self._told & URGENT and self._take_pipe():
                 if not self._splice():
                     return
                 continue
@@ -154,9 +154,10 @@ class Side:
         except OSError as error:
             self._die_by_reset(error)
             return False
-        if not size:
-            self._end()
-            return False
+        if not size:  # the end, or urgent data before it, which a splice does not get past: a read can tell
+            self._told |= URGENT
+            self.give_back_pipe()
+            return True
         pipe.held = size
         self.moved += size
         self.tally.bytes += size
