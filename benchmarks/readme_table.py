@@ -51,7 +51,7 @@ def lines(report: Report) -> Iterator[str]:
     rounds = 1 + max(run.repetition for run in report.runs)
     yield ""
     yield f"{machine.cpu}, {machine.cpus} CPUs, {machine.kernel}; {', '.join(versions)}; {report.started[:10]};"
-    yield f"medians of {rounds} interleaved rounds. In brackets: the harness or the machine was the limit, not the target."
+    yield f"medians of {rounds} interleaved rounds. In brackets: the harness or the machine was the limit."
 
 
 def numbered(version: str) -> str:

@@ -176,29 +176,29 @@ class Soak:
 
     def be_backend(self, peer: Peer) -> None:
         """Treat one connection."""
-        peer.sock.settimeout(LIMIT_S)
-        header = peer.receive(HEADER_BYTES)
-        if len(header) < HEADER_BYTES:
-            return
-        script = Script.read_from(header)
-        with self._lock:
-            self.accounts[script.is_orderly].request_bytes_received += HEADER_BYTES
-            self.accounts[script.is_orderly].reply_bytes_sent += len(script.reply.data)
-        end = End(peer, script, script.reply, is_slow=script.is_backend_slow)
-        listens = script.reply.ending == "half-close"
-        try:
-            if not listens:
-                end.start_to_speak()
-            elif script.backend_speaks_first:
-                end.start_to_speak()
-                end.hear()
-            else:
-                end.hear()
-                end.start_to_speak()
-            end.finish()
-        except OSError as error:
-            self._note(script, f"the backend: {error}")
-        peer.close()
+        with peer:
+            peer.sock.settimeout(LIMIT_S)
+            header = peer.receive(HEADER_BYTES)
+            if len(header) < HEADER_BYTES:
+                return
+            script = Script.read_from(header)
+            with self._lock:
+                self.accounts[script.is_orderly].request_bytes_received += HEADER_BYTES
+                self.accounts[script.is_orderly].reply_bytes_sent += len(script.reply.data)
+            end = End(peer, script, script.reply, is_slow=script.is_backend_slow)
+            listens = script.reply.ending == "half-close"
+            try:
+                if not listens:
+                    end.start_to_speak()
+                elif script.backend_speaks_first:
+                    end.start_to_speak()
+                    end.hear()
+                else:
+                    end.hear()
+                    end.start_to_speak()
+                end.finish()
+            except OSError as error:
+                self._note(script, f"the backend: {error}")
         if listens:
             self._judge(end, script, "request", script.request.data)
 
