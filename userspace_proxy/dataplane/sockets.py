@@ -110,9 +110,9 @@ def grow_buffers(sock: socket.socket) -> None:
 
 
 @contextlib.contextmanager
-def borrowed(fd: int, family: int) -> Iterator[socket.socket]:
+def borrowed(fd: int, family: int) -> Iterator[socket.SocketType]:
     """Lend a socket object for a stream descriptor that is kept as a number. Costs a getsockname."""
-    sock = socket.socket(family, socket.SOCK_STREAM, 0, fd)
+    sock = socket.SocketType(family, socket.SOCK_STREAM, 0, fd)  # as in _non_blocking
     try:
         yield sock
     finally:
