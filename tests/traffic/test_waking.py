@@ -361,7 +361,31 @@ def test_a_client_whose_endpoints_go_while_it_is_dialled_is_held(sleeper: Sleepe
 
 def test_endpoints_of_the_other_family_alone_are_no_idling(stage: Stage) -> None:
     sleeper = Sleeper(stage, cross_family=False)
-    (client,) = sleeper.held_clients(stage, 1)
+    sleeper.have(stage.named_backend("six", "::1").endpoint)
+    assert ask(sleeper.address) == ""
+    assert sleeper.asked_for == []
+
+
+BOTH_FAMILIES = (ListenAddress("127.0.0.1", 0), ListenAddress("::1", 0))
+
+
+def test_held_clients_wait_for_endpoints_of_their_own_family(stage: Stage) -> None:
+    """Each family has slices of its own, which come one after the other."""
+    sleeper = Sleeper(stage, listen=BOTH_FAMILIES, cross_family=False)
+    client_4, client_6 = (stage.connect(address) for address in sleeper.proxy.addresses(sleeper.name))
+    assert sleeper.holds(2)
+    backend_4, backend_6 = stage.named_backend("four"), stage.named_backend("six", "::1")
+    sleeper.have(backend_4.endpoint)
+    assert client_4.receive_all() == b"four"
+    assert client_6.hears_nothing(during=0.3)  # longer than until it tries again
+    sleeper.have(backend_4.endpoint, backend_6.endpoint)
+    assert client_6.receive_all() == b"six"
+    assert sleeper.asked_for == [sleeper.name]
+
+
+def test_a_family_that_gets_no_endpoints_is_given_up(stage: Stage) -> None:
+    sleeper = Sleeper(stage, cross_family=False, hold_timeout_s=SHORT_S)
+    client = stage.connect(sleeper.address)
     sleeper.have(stage.named_backend("six", "::1").endpoint)
     assert has_ended(client)
     assert ask(sleeper.address) == ""
@@ -407,6 +431,20 @@ def test_datagrams_are_kept_and_passed_on_in_order_and_answered(stage: Stage, li
     client.send(b"five")
     assert backend.receive() == b"five"
     assert sleeper.asked_for == [sleeper.name]
+    assert sleeper.proxy.counters().dropped_datagrams == 0
+
+
+def test_kept_datagrams_wait_for_endpoints_of_their_own_family(stage: Stage) -> None:
+    sleeper = Sleeper(stage, protocol=UDP, listen=BOTH_FAMILIES, cross_family=False)
+    client = stage.datagrams("::1", to=sleeper.proxy.addresses(sleeper.name)[1])
+    client.send(b"one")
+    client.send(b"two")
+    assert sleeper.holds(1)
+    backend_4, backend_6 = stage.datagrams(), stage.datagrams("::1")
+    sleeper.have(backend_4.endpoint)
+    assert sleeper.holds(1)
+    sleeper.have(backend_4.endpoint, backend_6.endpoint)
+    assert [backend_6.receive(), backend_6.receive()] == [b"one", b"two"]
     assert sleeper.proxy.counters().dropped_datagrams == 0
 
 

@@ -142,6 +142,15 @@ class Backends:
             return endpoint in self._targets
         return endpoint in (self._internal if origin[0] is Scope.INTERNAL else self._external)
 
+    def awaits_family(self, origin: Origin) -> bool:
+        """Tell whether traffic of this origin has endpoints, but none that it may use, of the other family alone.
+
+        Those of its own may be on their way: each family has EndpointSlices of its own.
+        """
+        scope, family = origin if self._external is not None else (Scope.INTERNAL, origin[1])
+        has_other_alone = (scope, family) not in self._balancers and (scope, family.other) in self._balancers
+        return has_other_alone and not self._cross_family
+
     def _were_all_tried(self, family: IPFamily, tried: Sequence[Endpoint]) -> bool:
         """Tell whether it is the other family's turn, as for a server that has but one address of `localhost`."""
         return all(endpoint in tried for endpoint in self._targets if endpoint.family is family)

@@ -73,7 +73,7 @@ class Dial:
                 now = self._engine.loop.time()
                 self._target = self._backends.pick(self._origin, self._client, now=now, tried=self._tried)
             except NoEndpoints as error:
-                if not (self._backends.is_idled and self._engine.waiting.hold(self._place())):
+                if not self._is_held():
                     self._abandon(str(error))
                 return
             if self._connect():
@@ -190,6 +190,14 @@ class Dial:
         self._engine.poller.close(self._client_fd)
         self._client_fd = -1
         self._engine.admission.released(self._backends.name)
+
+    def _is_held(self) -> bool:
+        """Hold the client for which there is no endpoint, if one may come. Return whether it is held."""
+        if self._backends.is_idled:
+            return self._engine.waiting.hold(self._place())
+        if self._held is None or not self._backends.awaits_family(self._origin):
+            return False
+        return self._engine.waiting.hold_for_retry(self._held)
 
     def _place(self) -> HeldConnection:
         """Return what stands for the client in the waiting room: the same each time, as its time goes on."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 
-from userspace_proxy.core.model import ServicePortName
+from userspace_proxy.dataplane.backends import Backends, Origin
 from userspace_proxy.dataplane.engine import Engine
 from userspace_proxy.dataplane.mmsg import ClientAddress
 from userspace_proxy.dataplane.packet_info import ControlMessage
@@ -20,9 +20,10 @@ Key = tuple[ClientAddress, ControlMessage | None]
 class KeptDatagrams:
     """The clients of one listener whose datagrams are kept. `forward` takes a datagram as if it had come just now."""
 
-    def __init__(self, engine: Engine, name: ServicePortName, forward: Forward) -> None:
+    def __init__(self, engine: Engine, backends: Backends, origin: Origin, forward: Forward) -> None:
         self.engine = engine
-        self.name = name
+        self.backends = backends
+        self.origin = origin
         self.forward = forward
         self.clients: dict[Key, HeldClient] = {}
 
@@ -44,7 +45,7 @@ class HeldClient:
     __slots__ = ("_bytes", "_datagrams", "_kept", "_key", "name", "since_s")
 
     def __init__(self, kept: KeptDatagrams, client: ClientAddress, reply_from: ControlMessage | None) -> None:
-        self.name = kept.name
+        self.name = kept.backends.name
         self.since_s = kept.engine.loop.time()
         self._kept = kept
         self._key = (client, reply_from)
@@ -68,10 +69,13 @@ class HeldClient:
         return False
 
     def go_on(self) -> None:
-        """Pass the datagrams on, in order."""
-        self._kept.clients.pop(self._key, None)
+        """Pass the datagrams on, in order, unless endpoints of their address family may still come."""
+        kept = self._kept
+        if kept.backends.awaits_family(kept.origin) and kept.engine.waiting.hold_for_retry(self):
+            return
+        kept.clients.pop(self._key, None)
         for data in self._datagrams:
-            self._kept.forward(*self._key, data)
+            kept.forward(*self._key, data)
 
     def cancel(self) -> None:
         """Drop the datagrams."""

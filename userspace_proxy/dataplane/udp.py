@@ -245,7 +245,7 @@ class UdpListener:
         """What receives and sends, while many datagrams come at once. No reply waits in it while this is None."""
         self.fd = sock.fileno()
         self._sock = sock
-        self.kept = KeptDatagrams(engine, backends.name, self._take)
+        self.kept = KeptDatagrams(engine, backends, self.origin, self._take)
         self._batch = 1  # adapts to the load: a single datagram costs no second receive that finds nothing
         self._wants_packet_info = self.address.address in WILDCARDS and request_packet_info(sock, self.address.family)
         engine.poller.watch_level(self.fd, self)
