@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
@@ -85,8 +86,9 @@ def served_families(node: NodeAddresses) -> tuple[IPFamily, ...]:
 class NodeProxy:
     """Brings listeners and rules to the latest snapshot, at most every `minSyncPeriod` and at least every `syncPeriod`.
 
-    Nothing is touched before the first snapshot. The rules stay when it is left. In hybrid mode all this is about those
-    service ports alone that are idled or waking.
+    A service that wakes does not wait for `minSyncPeriod`, as its clients have waited. Nothing is touched before the
+    first snapshot. The rules stay when it is left. In hybrid mode all this is about those service ports alone that are
+    idled or waking.
     """
 
     def __init__(
@@ -111,7 +113,7 @@ class NodeProxy:
             redirect=self._redirect,
             on_failures=self._note_failures,
         )
-        self._pace = _pace(config)
+        self._pace = self._new_pace()
         self._nodes: Nodes = {}
         self._ownership = Ownership() if config.is_hybrid else None
         self._wanted: Snapshot | None = None
@@ -120,6 +122,7 @@ class NodeProxy:
         self._placed_for: Nodes = {}
         self._failing: frozenset[ServicePortName] = frozenset()
         self._is_due = asyncio.Event()
+        self._has_woken = asyncio.Event()
         self._report = SyncReport()
         self._has_applied = False
         self._triggered_at: list[float] = []
@@ -145,7 +148,7 @@ class NodeProxy:
         self._wanted_at = now = time.monotonic()
         for family in self._nodes or (self._node.primary_family,):
             self._health.queued(family, now=now)
-        self._count_changes(self._wanted or Snapshot(), snapshot)
+        self._note_changes(self._wanted or Snapshot(), snapshot)
         self._metrics.kube_proxy.sync_proxy_rules_last_queued_timestamp_seconds.set(time.time())
         self._wanted = snapshot
         self._is_due.set()
@@ -153,7 +156,7 @@ class NodeProxy:
     def reconfigure(self, config: Config) -> None:
         """Use what can change while it runs: time-outs and limits of the data path, periods, node port addresses."""
         self._config = config
-        self._pace = _pace(config)
+        self._pace = self._new_pace()
         self._health.reconfigure(self._sync_period_s())
         self._proxy.reconfigure(data_plane_settings(config))
         self._is_due.set()
@@ -167,13 +170,19 @@ class NodeProxy:
             return self._sync_period_s()
         return min(self._sync_period_s(), self._ownership.changes_at - time.monotonic())
 
+    def _new_pace(self) -> RateLimit:
+        min_sync_period_s = self._config.document.iptables.min_sync_period
+        return RateLimit(1.0 / min_sync_period_s if min_sync_period_s else 0.0, _BURST, sleep=self._rest)
+
+    async def _rest(self, rest_s: float) -> None:
+        """Let time pass between syncs, unless a service wakes."""
+        if await _is_set_within(rest_s, self._has_woken):
+            self._pace = self._new_pace()  # so that what comes next does not rest for longer
+
     async def _wait_until_due(self, at_most_s: float) -> None:
-        try:
-            async with asyncio.timeout(at_most_s):
-                await self._is_due.wait()
-        except TimeoutError:
-            pass
+        await _is_set_within(at_most_s, self._is_due)
         self._is_due.clear()
+        self._has_woken.clear()
 
     async def _try_sync(self, snapshot: Snapshot) -> None:
         """Sync. Whatever goes wrong is counted, and tried again soon."""
@@ -256,9 +265,12 @@ class NodeProxy:
             self._placed[name] = entry
         return Snapshot(MappingProxyType({name: placed for name, (_, placed) in self._placed.items()}))
 
-    def _count_changes(self, before: Snapshot, after: Snapshot) -> None:
+    def _note_changes(self, before: Snapshot, after: Snapshot) -> None:
+        """Count what has changed, and see to it that nobody waits for longer at a service that wakes."""
         endpoints = services = 0
         for old, new in _changed(before, after):
+            if old is not None and new is not None and old.is_idled and not new.is_idled:
+                self._has_woken.set()
             endpoints += old is None or new is None or old.endpoints != new.endpoints
             services += old is None or new is None or replace(old, endpoints=new.endpoints) != new
         self._metrics.kube_proxy.changed(services=services, endpoints=endpoints)
@@ -280,6 +292,9 @@ def _changed(before: Snapshot, after: Snapshot) -> Iterator[tuple[ServicePort | 
             yield was, is_now
 
 
-def _pace(config: Config) -> RateLimit:
-    min_sync_period_s = config.document.iptables.min_sync_period
-    return RateLimit(1.0 / min_sync_period_s if min_sync_period_s else 0.0, _BURST)
+async def _is_set_within(timeout_s: float, event: asyncio.Event) -> bool:
+    """Wait for the event, at most so long. Return whether it is set."""
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(timeout_s):
+            await event.wait()
+    return event.is_set()

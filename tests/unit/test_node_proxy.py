@@ -103,6 +103,29 @@ async def test_a_change_that_comes_during_a_sync_waits_since_it_came(monkeypatch
     assert rig.sample("kubeproxy_network_programming_duration_seconds_sum") >= 3
 
 
+async def test_a_service_that_wakes_does_not_wait_for_the_pace_of_syncs(caplog: pytest.LogCaptureFixture) -> None:
+    async def served(name: str, endpoints: str) -> None:
+        async with asyncio.timeout(5):
+            while not any(  # noqa: ASYNC110 - it tells nobody
+                message.startswith(f"shop/{name} (TCP): ") and message.endswith(f"-> {endpoints}")
+                for message in caplog.messages
+            ):
+                await asyncio.sleep(0)
+
+    caplog.set_level("INFO")
+    idled = replace(WEB, endpoints=(), wakes_on_connect=True)
+    one, two = (replace(WEB, name=ServicePortName("shop", name), cluster_ips=()) for name in ("one", "two"))
+    slow = with_field(DEFAULTS, "iptables.minSyncPeriod", Duration(60))
+    async with running(Config(document=slow)) as rig:
+        rig.proxy.want(Snapshot.of(idled))
+        await served("web", "waits for pods")
+        rig.proxy.want(Snapshot.of(idled, one))
+        await served("one", "127.0.0.1:1")
+        rig.proxy.want(Snapshot.of(idled, one, two))  # has to wait now
+        rig.proxy.want(Snapshot.of(WEB, one, two))
+        await served("web", "127.0.0.1:1")
+
+
 @pytest.mark.parametrize(("unidling", "is_on"), [("off", False), ("on", True), ("hybrid", True)])
 def test_the_data_path_holds_clients_as_the_configuration_says(unidling: str, is_on: bool) -> None:
     document = DEFAULTS
