@@ -142,7 +142,7 @@ async def test_a_service_that_is_awake_by_now_needs_no_event(api: ApiServer) -> 
     async with waking(api) as awaiting:
         awaiting.waker.needs_pods(ServicePortName("shop", "gone"))
         awaiting.waker.needs_pods(WEB)
-        await awaiting.until(("event", "done"))
+        await awaiting.until(("event", "unneeded"), ("event", "done"))
     assert len(api.posted) == 1
 
 

@@ -80,7 +80,7 @@ _LIMITS = (
 _WAKING_FAMILIES = (
     _Family("held_connections", "gauge", "TCP connections that wait at idled service ports.", "held_connections"),
     _Family("held_udp_clients", "gauge", "UDP clients whose last datagrams wait.", "held_udp_clients"),
-    _Family("wake_ups_total", "counter", "Times that a client began to wait at an idled service port.", "wake_ups"),
+    _Family("wake_ups_total", "counter", "Wake-ups of idled service ports that have begun.", "wake_ups"),
     _Family("held_expired_total", "counter", "Held clients that were sent away, as their time was up.", "expired"),
     _Family("held_displaced_total", "counter", "Held clients that were sent away to make room.", "displaced"),
 )

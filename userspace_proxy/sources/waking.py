@@ -100,6 +100,7 @@ class Waker:
                 idled = self._find(wake_up.name)
                 if idled is None:
                     _log.debug("%s: awake before pods could be asked for", wake_up.name)
+                    self._on_result("event", "unneeded")
                     continue
                 _log.info("%s (%s): idled, and a client waits: asking for pods", wake_up.name, wake_up.name.protocol)
                 tasks.create_task(self._tell(wake_up, idled))
