@@ -511,6 +511,20 @@ def test_kept_datagrams_go_with_what_they_waited_for(stage: Stage, end: str) -> 
     assert sleeper.proxy.counters().dropped_datagrams == 2
 
 
+def test_clients_of_an_idled_service_take_no_session_from_others(stage: Stage) -> None:
+    proxy = stage.proxy(settings={"max_sessions": 1, "udp_idle_timeout_s": 30.0})
+    backend = stage.answering_datagrams(bytes.upper)
+    awake = a_service(backend.endpoint, name="awake", protocol=UDP)
+    idled = a_service(name="idled", protocol=UDP, wakes=True)
+    proxy.apply(awake, idled)
+    served, kept = (stage.datagrams(to=proxy.addresses(each.name)[0]) for each in (awake, idled))
+    served.send(b"a")
+    assert served.receive() == b"A"
+    kept.send(b"b")
+    assert eventually(lambda: proxy.counters().waking.held_udp_clients == 1)
+    assert (proxy.counters().open_sessions, proxy.counters().evicted_sessions) == (1, 0)
+
+
 def test_sessions_of_a_service_that_falls_asleep_wait_too(stage: Stage) -> None:
     sleeper = Sleeper(stage, protocol=UDP, udp_idle_timeout_s=30.0)
     backend = stage.datagrams()

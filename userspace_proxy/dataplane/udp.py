@@ -319,7 +319,8 @@ class UdpListener:
         session = self.open_sessions.get(key)
         if session is None:
             session = self.open_sessions[key] = UdpSession(self, key, client, reply_from)
-            self.sessions.add(session)
+            if not self.backends.is_idled:  # else it ends at once, and none is to end for it
+                self.sessions.add(session)
         return session
 
     def _take(self, client: ClientAddress, reply_from: ControlMessage | None, data: bytes) -> None:
