@@ -23,11 +23,10 @@ class Proxy:
             await proxy.apply(snapshot)
 
     `balancer` makes the balancer of each service port and address family. `endpoint_filter` may drop endpoints before
-    they are used. `on_dial_failure` is told of each endpoint that could not be reached, `needs_pods` of each idled
-    service port at which a client waits. `redirect` leads traffic from
-    elsewhere to the listeners, after new ones were opened and before old ones are closed. `on_failures` is told of what
-    cannot be listened on, whenever something was tried. On leaving, listeners close
-    at once, and open connections get `drain_timeout_s` seconds to end by themselves.
+    they are used. `on_dial_failure` is told of each endpoint that could not be reached, `needs_pods` of each wake-up of
+    an idled service port, when it begins. `redirect` leads traffic from elsewhere to the listeners, after new ones were
+    opened and before old ones are closed. `on_failures` is told of what cannot be listened on, whenever something was
+    tried. On leaving, listeners close at once, and open connections get `drain_timeout_s` seconds to end by themselves.
     """
 
     def __init__(

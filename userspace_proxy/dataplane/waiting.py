@@ -1,8 +1,8 @@
 """The waiting room: clients of idled service ports are held here until there are endpoints, and then go on.
 
 What a TCP client sends stays in the kernel meanwhile, and a FIN behind it too. One that resets the connection, or ends
-it without a byte, has left. An endpoint may appear before it listens: just after a wake-up, clients that cannot reach
-any endpoint come back, and try again in a moment.
+it without a byte, has left. An endpoint may appear before it listens, or before those of a client's address family:
+just after a wake-up, clients that cannot reach any endpoint come back, and try again in a moment.
 """
 
 from __future__ import annotations
@@ -161,7 +161,7 @@ class WaitingRoom:
         return True
 
     def hold_for_retry(self, guest: Guest) -> bool:
-        """Hold a client whose endpoints cannot be reached for a moment, if they may be about to listen.
+        """Hold a client who can reach no endpoint for a moment, if one may be about to listen, or to appear.
 
         Return False where they had their time, and the guest is to go.
         """
