@@ -9,7 +9,7 @@ import pytest
 
 from tests import apiserver
 from tests.apiserver import ApiServer, Object
-from tests.netns.daemon import NODE_NAME, V4, Daemon, api_server, sample, slice_of, web
+from tests.netns.daemon import NODE_NAME, V4, V6, Daemon, api_server, sample, slice_of, until, web
 from tests.netns.topology import Topology
 from tests.netns.traffic import ask
 from userspace_proxy.core.model import L4Protocol
@@ -27,6 +27,12 @@ PATIENCE_S = 15.0
 def needs(api: ApiServer) -> list[Object]:
     """Return the Events that ask for pods."""
     return [each for each in api.posted if each["reason"] == "NeedPods"]
+
+
+async def are_held(connections: int, udp_clients: int) -> bool:
+    """Tell whether so many clients are held now."""
+    held = [await sample(f"userspace_proxy_held_{kind}") for kind in ("connections", "udp_clients")]
+    return held == [connections, udp_clients]
 
 
 async def start_pods(api: ApiServer) -> None:
@@ -63,3 +69,23 @@ async def test_clients_of_an_idled_service_are_answered_once_its_pods_are_there(
     messages = {f"The service-port web:{name} needs pods." for name in ("tcp", "udp")}
     assert {each["message"] for each in needs(api)} == messages
     assert {each["source"]["host"] for each in needs(api)} == {NODE_NAME}
+
+
+async def test_clients_of_both_families_are_answered_though_the_slices_of_one_come_first(
+    topology: Topology, variant: BackendChoice, tmp_path: Path
+) -> None:
+    dual = web(clusterIPs=[V4.cluster_ip, V6.cluster_ip], ipFamilies=["IPv4", "IPv6"])
+    async with api_server(dual, slice_of("web"), apiserver.endpoints("web", annotations=IDLED)) as api:
+        async with Daemon(api, tmp_path, variant).running() as daemon, asyncio.TaskGroup() as tasks:
+            await daemon.logged("web:udp (UDP): ")
+            asking = [
+                tasks.create_task(ask(topology.pods[0], protocol, of.cluster_ip, 80, patience_s=PATIENCE_S))
+                for of in (V4, V6)
+                for protocol in L4Protocol
+            ]
+            await until(lambda: are_held(2, 2), "not all are held")
+            api.put(slice_of("web", V4.pods[1], name="web-v4"))
+            assert [await each for each in asking[:2]] == ["p2", "p2"]
+            assert not any(each.done() for each in asking[2:])
+            api.put(slice_of("web", V6.pods[1], name="web-v6", addressType="IPv6"))
+            assert [await each for each in asking[2:]] == ["p2", "p2"]
