@@ -13,7 +13,8 @@ from userspace_proxy.dataplane.handover import DatagramRow, HostCounts, Lead, Le
 from userspace_proxy.dataplane.udp import Sessions, UdpListener, UdpSession
 
 _DELAY_S = 0.01
-"""Ends of clients within this time are told together."""
+_SHORT_DELAY_S = 0.001
+"""Ends of clients within this time are told together: a shorter one where others may wait for their place."""
 
 _PAGE_BYTES = resource.getpagesize()
 
@@ -114,7 +115,9 @@ class Reporter:
         """Report soon."""
         if not self._is_planned:
             self._is_planned = True
-            self._engine.loop.call_later(_DELAY_S, self._report_ends)
+            settings = self._engine.settings
+            is_limited = settings.max_connections or settings.max_connections_per_service_port
+            self._engine.loop.call_later(_SHORT_DELAY_S if is_limited else _DELAY_S, self._report_ends)
 
     def answer(self, number: int) -> None:
         """Report everything."""
