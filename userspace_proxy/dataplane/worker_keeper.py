@@ -13,7 +13,8 @@ from typing import Protocol
 
 from userspace_proxy.dataplane.engine import Engine
 from userspace_proxy.dataplane.handover import Start
-from userspace_proxy.dataplane.worker_link import Pending, WorkerLink
+from userspace_proxy.dataplane.served import Pending
+from userspace_proxy.dataplane.worker_link import WorkerLink
 
 HEARTBEAT_S = 0.25
 STUCK_AFTER_S = 5.0

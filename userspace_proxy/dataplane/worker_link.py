@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
-import subprocess
-import sys
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
 from userspace_proxy.dataplane.backends import Backends, Origin, Target
 from userspace_proxy.dataplane.channel import MAX_DESCRIPTORS, Channel
@@ -31,6 +29,8 @@ from userspace_proxy.dataplane.handover import (
     Take,
     WantsNext,
 )
+from userspace_proxy.dataplane.served import Pending, Served
+from userspace_proxy.dataplane.worker_process import WorkerProcess
 
 Notice = DialFailed | NeedsPods | Complained | Said
 
@@ -54,29 +54,6 @@ class LinkOwner(Protocol):
         """The process has ended without being asked to, and all that it had with it."""
 
 
-class Pending(NamedTuple):
-    """A client that was given to a worker and is not on its way yet, or has come back."""
-
-    served: Served
-    origin: Origin
-    client_fd: int
-    client: str
-
-
-class Served:
-    """A target of which a worker has, or had a moment ago, clients."""
-
-    __slots__ = ("backends", "clients", "is_recent", "number", "open_connections", "target")
-
-    def __init__(self, number: int, backends: Backends, target: Target) -> None:
-        self.number = number
-        self.backends = backends
-        self.target = target
-        self.clients = 0
-        self.open_connections = 0
-        self.is_recent = True
-
-
 class WorkerLink:
     """A place for a worker. When its process ends another one can be started in it."""
 
@@ -90,7 +67,7 @@ class WorkerLink:
         self.resident_bytes = 0
         self._engine = engine
         self._owner = owner
-        self._process: subprocess.Popen[bytes] | None = None
+        self._process: WorkerProcess | None = None
         self._channel: Channel[FromWorker] | None = None
         self._end_reason = ""
         self._last_number = 0
@@ -122,21 +99,14 @@ class WorkerLink:
 
     @property
     def process_id(self) -> int:
-        return self._process.pid if self._process is not None else 0
+        return self._process.id if self._process is not None else 0
 
     def start(self, loop_kind: str, how: Start) -> None:
         """Start a process, which is ready a moment later. Raises OSError."""
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
         with theirs:
-            arguments = ["-P", "-m", "userspace_proxy.dataplane.worker", str(theirs.fileno()), loop_kind]
             try:
-                self._process = subprocess.Popen(
-                    [sys.executable, *arguments],
-                    pass_fds=(theirs.fileno(),),
-                    stdin=subprocess.DEVNULL,
-                    stdout=subprocess.DEVNULL,
-                    process_group=0,  # the terminal's signals are for this process, which tells the workers
-                )
+                self._process = WorkerProcess(theirs, loop_kind)
             except OSError:
                 ours.close()
                 raise
@@ -228,8 +198,7 @@ class WorkerLink:
             self._engine.poller.close(pending.client_fd)
             self._engine.admission.released(pending.served.target.name)
         if self._process is not None:
-            self._process.kill()
-            self._process.wait()
+            self._process.end()
             self._process = None
         for served in self._served.values():
             served.target.open_connections -= served.open_connections
@@ -247,11 +216,8 @@ class WorkerLink:
     def end_text(self) -> str:
         """Return how the process has ended, as part of a sentence."""
         assert self._process is not None
-        try:
-            code = self._process.wait(0.1)  # its end of the channel is closed, so it is about to end
-        except subprocess.TimeoutExpired:
-            return f"cannot be understood ({self._end_reason})" if self._end_reason else "has closed its channel"
-        return f"was ended by signal {-code}" if code < 0 else f"has ended with exit status {code}"
+        still_runs = f"cannot be understood ({self._end_reason})" if self._end_reason else "has closed its channel"
+        return self._process.end_text() or still_runs
 
     def _take(self, message: FromWorker, descriptors: list[int]) -> None:
         match message:

@@ -34,17 +34,16 @@ from userspace_proxy.dataplane.handover import (
     WantsNext,
 )
 from userspace_proxy.dataplane.remote_datagrams import RemoteDatagrams
+from userspace_proxy.dataplane.served import Pending
 from userspace_proxy.dataplane.settings import DataPlaneSettings, default_max_sessions
 from userspace_proxy.dataplane.worker_keeper import WorkerKeeper
-from userspace_proxy.dataplane.worker_link import Notice, Pending, WorkerLink
+from userspace_proxy.dataplane.worker_link import Notice, WorkerLink
 
 _SAID_FOR_S = 10.0
 _OWN_DESCRIPTORS = 40
 """What a worker has beside two for each client."""
 
 CountersT = TypeVar("CountersT", Counters, LiveCounters)
-
-_log = logging.getLogger(__name__)
 
 
 class Workers:
