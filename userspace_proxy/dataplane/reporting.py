@@ -125,6 +125,10 @@ class Reporter:
         still = {name for name, port in self.datagram_ports.items() if port.has_sessions}
         self._sessions.touched &= still
 
+    def forget(self, numbers: Iterable[int]) -> None:
+        """Report on these leads a last time."""
+        self._report(0, [self.leads.pop(number) for number in numbers], (), 0)
+
     def report_datagrams(self, name: ServicePortName) -> None:
         """Report on one service port now."""
         self._report(0, (), (name,), 0)

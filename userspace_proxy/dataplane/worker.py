@@ -117,8 +117,7 @@ class Worker:
             case Ask(number):
                 self._reporter.answer(number)
             case Forget(numbers):
-                for each in numbers:
-                    self._reporter.leads.pop(each, None)
+                self._reporter.forget(numbers)
             case Start(settings, log_level):
                 self._start(settings, log_level)
             case Configure(settings, log_level):

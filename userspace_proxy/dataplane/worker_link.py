@@ -76,6 +76,7 @@ class WorkerLink:
         self._untold: list[Lead] = []
         self._last_asked = 0
         self._waiting: dict[int, asyncio.Future[None]] = {}
+        self._forgotten: dict[int, list[int]] = {}  # by the number of the answer after which nothing is told of them
         self._pending: list[Pending] = []
 
     @property
@@ -178,16 +179,22 @@ class WorkerLink:
         self.send(Next(wish.dial, [], 0))
 
     def forget_unused(self) -> None:
-        """Let both sides forget the targets that had no client since this was called last."""
+        """Let the worker forget the targets that had no client since this was called last.
+
+        Here they are remembered until it has, as it may have counted something about them.
+        """
         if self._untold or self._pending:
             return
-        unused = [served for served in self._served.values() if not served.clients and not served.is_recent]
-        for served in self._served.values():
+        unused = [served for served in self._by_target.values() if not served.clients and not served.is_recent]
+        for served in self._by_target.values():
             served.is_recent = False
-        for served in unused:
-            del self._served[served.number], self._by_target[served.target]
         if unused:
-            self.send(Forget([served.number for served in unused]))
+            for served in unused:
+                del self._by_target[served.target]
+            numbers = [served.number for served in unused]
+            self.send(Forget(numbers))
+            self.ask()
+            self._forgotten[self._last_asked] = numbers
 
     def close(self) -> None:
         """End the process at once, and wait until it has ended. What it had is counted as closed."""
@@ -206,6 +213,7 @@ class WorkerLink:
                 self._engine.admission.released(served.target.name)
         self.stop_waiting()
         self._waiting.clear()
+        self._forgotten.clear()
         self._served.clear()
         self._by_target.clear()
         self._untold.clear()
@@ -265,6 +273,8 @@ class WorkerLink:
         future = self._waiting.pop(number, None)
         if future is not None and not future.done():
             future.set_result(None)
+        for forgotten in self._forgotten.pop(number, ()):
+            del self._served[forgotten]
 
     def _take_untold(self) -> list[Lead]:
         untold, self._untold = self._untold, []
