@@ -189,11 +189,3 @@ async def test_without_rules_node_ports_are_served_and_nothing_is_written(topolo
         async with Daemon(api, tmp_path, "none").running():
             await answered(topology.outside, V4.node, 30080, "p1", "p2")
             assert rules("nft") == rules("legacy") == []
-
-
-async def test_settings_without_effect_are_named(topology: Topology, tmp_path: Path) -> None:
-    async with api_server() as api:
-        daemon = Daemon(api, tmp_path, "nft")
-        async with daemon.running("--workers=2", "--max-connections=5", "--unidling=off") as running:
-            line = await running.logged("without effect")
-            assert line.endswith("yet: userspaceProxy.workers\n")
