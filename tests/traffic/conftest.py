@@ -267,11 +267,11 @@ def process_state(process_id: int) -> str:
         return stat.read().rpartition(")")[2].split()[0]
 
 
-def open_descriptors(process: int | str = "self") -> dict[int, str]:
+def open_descriptors(pid: int | str = "self") -> dict[int, str]:
     found = {}
-    for fd in os.listdir(f"/proc/{process}/fd"):
+    for fd in os.listdir(f"/proc/{pid}/fd"):
         try:
-            found[int(fd)] = os.readlink(f"/proc/{process}/fd/{fd}")
+            found[int(fd)] = os.readlink(f"/proc/{pid}/fd/{fd}")
         except FileNotFoundError:
             continue  # the one that listed the directory
     return found
