@@ -6,6 +6,7 @@ import asyncio
 import concurrent.futures
 import logging
 import os
+import signal
 import threading
 from collections.abc import Callable, Coroutine, Iterator
 from contextlib import ExitStack, contextmanager, suppress
@@ -53,14 +54,16 @@ class Variant:
     poller: str
     use_splice: bool
     mmsg: Literal["by load", "always", "never"]
+    workers: int = 1
 
     def __str__(self) -> str:
         loop, copying = self.new_loop.__module__.partition(".")[0], "splice" if self.use_splice else "copy"
-        return f"{loop}-{self.poller}-{copying}-mmsg {self.mmsg}".replace(" ", "_")
+        workers = f"-{self.workers}-workers" if self.workers > 1 else ""
+        return f"{loop}-{self.poller}-{copying}-mmsg {self.mmsg}{workers}".replace(" ", "_")
 
     def settings(self, **changed: Any) -> DataPlaneSettings:
-        changed = {"use_splice": self.use_splice, "use_mmsg": self.mmsg != "never", **changed}
-        return DataPlaneSettings(poller=self.poller, **changed)  # type: ignore[arg-type]
+        own = {"use_splice": self.use_splice, "use_mmsg": self.mmsg != "never", "workers": self.workers}
+        return DataPlaneSettings(poller=self.poller, **own | changed)  # type: ignore[arg-type]
 
 
 VARIANTS = (
@@ -69,7 +72,9 @@ VARIANTS = (
     Variant(asyncio.new_event_loop, "epoll", True, "always"),
     Variant(asyncio.new_event_loop, "loop", False, "by load"),
     Variant(uvloop.new_event_loop, "loop", False, "always"),
+    Variant(uvloop.new_event_loop, "epoll", True, "by load", workers=2),
 )
+WORKER_VARIANTS = (VARIANTS[-1], Variant(asyncio.new_event_loop, "loop", False, "by load", workers=2))
 
 
 def a_service(
@@ -152,10 +157,16 @@ class RunningProxy:
         is_held, go_on = threading.Event(), threading.Event()
         self.loop.call_soon_threadsafe(lambda: (is_held.set(), go_on.wait(PATIENCE_S)))
         assert is_held.wait(PATIENCE_S)
-        try:
+        with ExitStack() as stack:
+            stack.callback(go_on.set)
+            for process_id in self.worker_processes():
+                stack.enter_context(stopped(process_id))
             yield
-        finally:
-            go_on.set()
+
+    def worker_processes(self) -> list[int]:
+        """The process ids of the workers."""
+        workers = self.proxy._data_path._workers if isinstance(self.proxy._data_path, DataPlane) else None
+        return [link.process_id for link in workers._links] if workers is not None else []
 
     def stop(self) -> None:
         """Leave the proxy's context, and wait until its loop has nothing more to do."""
@@ -239,11 +250,28 @@ def ask(address: Any, **options: Any) -> str:
         return client.receive_all().decode()
 
 
-def open_descriptors() -> dict[int, str]:
+@contextmanager
+def stopped(process_id: int) -> Iterator[None]:
+    """Keep a process from running."""
+    os.kill(process_id, signal.SIGSTOP)
+    try:
+        assert eventually(lambda: process_state(process_id) == "T")
+        yield
+    finally:
+        os.kill(process_id, signal.SIGCONT)
+
+
+def process_state(process_id: int) -> str:
+    """The letter that /proc has for it, T for stopped."""
+    with open(f"/proc/{process_id}/stat") as stat:
+        return stat.read().rpartition(")")[2].split()[0]
+
+
+def open_descriptors(pid: int | str = "self") -> dict[int, str]:
     found = {}
-    for fd in os.listdir("/proc/self/fd"):
+    for fd in os.listdir(f"/proc/{pid}/fd"):
         try:
-            found[int(fd)] = os.readlink(f"/proc/self/fd/{fd}")
+            found[int(fd)] = os.readlink(f"/proc/{pid}/fd/{fd}")
         except FileNotFoundError:
             continue  # the one that listed the directory
     return found

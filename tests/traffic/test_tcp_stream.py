@@ -434,6 +434,8 @@ def test_an_event_of_a_closed_connection_does_not_reach_the_next_one_with_its_de
     address = proxy.serve(backend.endpoint)
     for _ in range(5):
         first, first_server = stage.connect(address), backend.accept()
+        first.send(b"!")
+        assert first_server.receive(1) == b"!"  # it is relayed
         with proxy.held():
             first_server.reset()
             second = stage.connect(address)
