@@ -77,7 +77,7 @@ class Dial:
                 now = self._engine.loop.time()
                 self._target = self._backends.pick(self._origin, self._client, now=now, tried=self._tried)
             except NoEndpoints as error:
-                if not self._is_held():
+                if not (self._backends.is_idled and self._engine.waiting.hold(self._place())):
                     self._abandon(str(error))
                 return
             if self._connect():
@@ -86,8 +86,9 @@ class Dial:
 
     def go_on(self) -> None:
         """Start anew after the client was held."""
-        self._tried, self._give_up_at = (), None
-        self.start()
+        if not self._is_held_on():
+            self._tried, self._give_up_at = (), None
+            self.start()
 
     def on_ready(self, events: int) -> None:
         """The connect has come to an end; or this is a late event of the descriptor's former life."""
@@ -194,13 +195,9 @@ class Dial:
         self._client_fd = -1
         self._release()
 
-    def _is_held(self) -> bool:
-        """Hold the client for which there is no endpoint, if one may come. Return whether it is held."""
-        if self._backends.is_idled:
-            return self._engine.waiting.hold(self._place())
-        if self._held is None or not self._backends.awaits_family(self._origin):
-            return False
-        return self._engine.waiting.hold_for_retry(self._held)
+    def _is_held_on(self) -> bool:
+        """Hold a held client for longer while endpoints of its address family may come. Return whether it is held."""
+        return self._backends.awaits_family(self._origin) and self._engine.waiting.hold_for_retry(self._place())
 
     def _place(self) -> HeldConnection:
         """Return what stands for the client in the waiting room: the same each time, as its time goes on."""

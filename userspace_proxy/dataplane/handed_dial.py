@@ -89,8 +89,9 @@ class WaitingDial(Dial):
 
     def go_on(self) -> None:
         """Let a worker have the client, after it was held."""
-        client_fd, self._client_fd = self._client_fd, -1
-        self._serve(self._backends, self._origin, client_fd, self._client)
+        if not self._is_held_on():
+            client_fd, self._client_fd = self._client_fd, -1
+            self._serve(self._backends, self._origin, client_fd, self._client)
 
     def run_out(self, last: Target) -> None:
         """A worker has tried in vain to connect the client, this target last."""
