@@ -13,6 +13,7 @@ import pytest
 from tests.traffic.conftest import RunningProxy, Stage, a_service, ask
 from tests.traffic.peers import PATIENCE_S, Datagrams, Peer, eventually, refusing
 from userspace_proxy import Endpoint, L4Protocol, ListenAddress, ServicePortName, WakingCounters
+from userspace_proxy.core.model import Scope
 from userspace_proxy.dataplane.waiting import HeldConnection
 
 TCP, UDP = L4Protocol.TCP, L4Protocol.UDP
@@ -389,6 +390,17 @@ def test_a_family_that_gets_no_endpoints_is_given_up(stage: Stage) -> None:
     sleeper.have(stage.named_backend("six", "::1").endpoint)
     assert has_ended(client)
     assert ask(sleeper.address) == ""
+
+
+def test_clients_from_outside_are_closed_when_no_endpoint_is_for_them(stage: Stage) -> None:
+    """As with externalTrafficPolicy Local, where pods come up on other nodes."""
+    outside = ListenAddress("127.0.0.1", 0, Scope.EXTERNAL)
+    sleeper = Sleeper(stage, listen=(ListenAddress("127.0.0.1", 0), outside), cross_family=False)
+    inside_client, outside_client = (stage.connect(address) for address in sleeper.proxy.addresses(sleeper.name))
+    assert sleeper.holds(2)
+    sleeper.have(stage.named_backend("a").endpoint, external_endpoints=())
+    assert inside_client.receive_all() == b"a"
+    assert has_ended(outside_client)
 
 
 def test_a_changed_limit_and_time_out_count_at_once(sleeper: Sleeper, stage: Stage, variant: Any) -> None:
