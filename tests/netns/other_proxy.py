@@ -65,7 +65,10 @@ def _matches(protocol: L4Protocol) -> str:
 
 
 class NftablesProxy:
-    """A kube-proxy in its nftables mode: the shape of its table, with the same service."""
+    """A kube-proxy in its nftables mode: the shape of its table, with the same service.
+
+    Its filters stand before all NAT. Source: kube-proxy, `nftablesBaseChains`.
+    """
 
     def __init__(self) -> None:
         self._write("no-endpoint-services", "service-ips", "goto reject-chain", "")
@@ -89,13 +92,13 @@ class NftablesProxy:
             chain services {{ {key} vmap @service-ips; }}
             chain service-endpoints-check {{ {key} vmap @no-endpoint-services; }}
             chain filter-input {{
-                type filter hook input priority filter; ct state new jump service-endpoints-check;
+                type filter hook input priority -110; ct state new jump service-endpoints-check;
             }}
             chain filter-forward {{
-                type filter hook forward priority filter; ct state new jump service-endpoints-check;
+                type filter hook forward priority -110; ct state new jump service-endpoints-check;
             }}
             chain filter-output {{
-                type filter hook output priority filter; ct state new jump service-endpoints-check;
+                type filter hook output priority -110; ct state new jump service-endpoints-check;
             }}
             chain nat-prerouting {{ type nat hook prerouting priority dstnat; jump services; }}
             chain nat-output {{ type nat hook output priority -100; jump services; }}

@@ -119,15 +119,18 @@ async def test_only_what_is_idled_is_led_here_and_no_rule_of_the_other_proxy_is_
     assert other.rules() == before
 
 
-async def test_beside_the_nftables_mode(topology: Topology, variant: BackendChoice) -> None:
+async def test_beside_the_nftables_mode_which_refuses_the_nodes_own_clients_before_any_nat(
+    topology: Topology, variant: BackendChoice
+) -> None:
     other, client = NftablesProxy(), topology.outside
     before = other.rules()
     assert not await is_accepted(client, V4.cluster_ip, 80)
     async with hybrid_proxy(variant) as proxy:
         proxy.want(IDLED)
         await led_here(variant)
-        for each in (client, topology.node):
+        for each in (client, topology.pods[0]):
             assert await is_accepted(each, V4.cluster_ip, 80)
+        assert not await is_accepted(topology.node, V4.cluster_ip, 80)
         assert other.rules() == before
         other.leads_to(V4.pods[1])
         assert await is_accepted(client, V4.cluster_ip, 80)
