@@ -52,9 +52,14 @@ class TcpListener:
             Dial(engine, self._backends, self._origin, fd, address[0]).start()
         engine.poller.defer(self._go_on)
 
+    def fileno(self) -> int:
+        """Return the descriptor that is listened on."""
+        return self._fd
+
     def close(self) -> None:
         """Stop listening. Clients that wait to be accepted are refused."""
         if self._fd >= 0:
+            self._engine.poller.unwatch(self._fd)  # closing it would not do where another process has a copy
             self._fd = -1
             self._engine.poller.close(self._sock.detach())
 

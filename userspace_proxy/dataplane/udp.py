@@ -266,10 +266,15 @@ class UdpListener:
             if session.target is not None and not self.backends.serves(self.origin, session.target.endpoint):
                 self.sessions.end(session)
 
+    def fileno(self) -> int:
+        """Return the descriptor that is listened on."""
+        return self._fd
+
     def close(self) -> None:
         """Stop listening and end all sessions."""
         for session in list(self.open_sessions.values()):
             self.sessions.end(session)
         if self._fd >= 0:
+            self.engine.poller.unwatch(self._fd)  # closing it would not do where another process has a copy
             self._fd = -1
             self.engine.poller.close(self._sock.detach())
