@@ -1,18 +1,18 @@
-"""No command: the daemon in kube-proxy's place. Arguments in, and then either one of the small jobs or `run_daemon`."""
+"""No command: the daemon in kube-proxy's place. Arguments in, and then either one of the small jobs or `supervise`."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
-from functools import partial
+import sys
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from userspace_proxy import __version__
 from userspace_proxy.cli import PROGRAM
 from userspace_proxy.cli.flag_help import render
 from userspace_proxy.cli.load import load_config
-from userspace_proxy.cli.logs import set_up_logging
 from userspace_proxy.cli.pflag import parse
+from userspace_proxy.cli.processes import set_up_daemon_logging, supervise
 from userspace_proxy.cli.running import run_until_stopped
 from userspace_proxy.core.config import Action, Config
 from userspace_proxy.core.config_file import encode
@@ -34,13 +34,15 @@ def daemon(arguments: Sequence[str], commands: Mapping[str, str]) -> None:
         print(f"{PROGRAM} {__version__}")
         return
     config = load_config(arguments)
-    _set_up_logging(config.document.logging.verbosity, config.document.logging.format)
+    set_up_daemon_logging(config.document.logging.verbosity, config.document.logging.format)
+    if config.action is Action.RUN:
+        sys.exit(supervise(config, arguments))
     for warning in config.warnings:
         _log.warning(warning)
     if config.action is Action.WRITE_CONFIG:
         write_config(config)
     else:
-        run_daemon(config, partial(load_config, arguments))
+        set_up_or_clean_up(config)
 
 
 def write_config(config: Config) -> None:
@@ -53,18 +55,11 @@ def write_config(config: Config) -> None:
     _log.info("Wrote configuration to %s", path)
 
 
-def run_daemon(config: Config, load_again: Callable[[], Config]) -> None:
-    """Run, clean up or initialise, as `config.action` says. `load_again` reads a changed file. Raises ProxyError."""
-    from userspace_proxy.daemon import Daemon, clean_up, init_only  # a second's worth of imports
+def set_up_or_clean_up(config: Config) -> None:
+    """Do what the daemon's privileges are needed for without running it. Raises ProxyError."""
+    from userspace_proxy.daemon import clean_up, init_only  # a second's worth of imports
 
-    match config.action:
-        case Action.CLEANUP:
-            run_until_stopped(clean_up())
-        case Action.INIT_ONLY:
-            init_only(config)
-        case _:
-            run_until_stopped(Daemon(config, load_again, _set_up_logging).run())
-
-
-def _set_up_logging(verbosity: int, log_format: str) -> None:
-    set_up_logging(verbosity, "json" if log_format == "json" else "text")
+    if config.action is Action.CLEANUP:
+        run_until_stopped(clean_up())
+    else:
+        init_only(config)

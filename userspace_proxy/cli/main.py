@@ -10,7 +10,9 @@ import click
 from userspace_proxy.cli import PROGRAM
 from userspace_proxy.cli.bench import bench
 from userspace_proxy.cli.local import local
+from userspace_proxy.cli.processes import control_process, data_process
 from userspace_proxy.core.errors import ProxyError, UsageError, leaves
+from userspace_proxy.supervisor.protocol import Role
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
@@ -20,6 +22,9 @@ def commands() -> None:
 
 commands.add_command(local)
 commands.add_command(bench)
+
+PROCESSES = {Role.CONTROL.value: control_process, Role.DATA.value: data_process}
+"""What the daemon starts of itself. Not for people, so no help tells of them."""
 
 
 def main() -> None:
@@ -33,6 +38,8 @@ def main() -> None:
     try:
         if arguments and arguments[0] in commands.commands:
             commands(arguments, prog_name=PROGRAM)
+        elif arguments and arguments[0] in PROCESSES:
+            PROCESSES[arguments[0]](arguments[1:])
         else:
             from userspace_proxy.cli.daemon import daemon  # here, as no other command needs the flags and the file
 

@@ -54,7 +54,7 @@ class Channel(Generic[Message]):
         self._loop = loop
         self._sock = sock
         self._fd = sock.fileno()
-        self._encoder = msgspec.msgpack.Encoder()
+        self._encoder = msgspec.msgpack.Encoder(enc_hook=_plain)
         self._decoder: msgspec.msgpack.Decoder[Message] = msgspec.msgpack.Decoder(kind)
         self._on_message = on_message
         self._on_end = on_end
@@ -182,6 +182,13 @@ class Channel(Generic[Message]):
         except Exception:
             _log.exception("fault while handling a message")
             self._end(f"{type(message).__name__} could not be handled")
+
+
+def _plain(value: object) -> object:
+    """Return a value of a class that is a number's with a name, such as a duration, as that number."""
+    if isinstance(value, float):
+        return float(value)
+    raise NotImplementedError(f"{type(value).__name__} cannot be sent")
 
 
 def _descriptors(ancillary: Iterable[tuple[int, int, bytes]]) -> Iterable[int]:

@@ -1,4 +1,4 @@
-"""Gives up what this process may do beyond its user's rights, for good. Linux alone has such rights; elsewhere no-op."""
+"""Gives up what this process may do beyond its user's rights, for good. Only Linux knows such rights."""
 
 from __future__ import annotations
 

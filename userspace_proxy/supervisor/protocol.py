@@ -20,7 +20,7 @@ class Role(enum.StrEnum):
     DATA = "data-process"
 
     @property
-    def title(self) -> str:
+    def text(self) -> str:
         """The name for people."""
         return self.value.replace("-", " ")
 

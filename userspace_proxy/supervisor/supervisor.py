@@ -123,7 +123,7 @@ class Supervisor:
         try:
             socket.send_fds(child.sock, [packet], [connection.fileno()] if connection else [])
         except BlockingIOError:  # it has not listened for very long, and would miss this
-            _log.error("the %s does not listen to its supervisor and is killed", child.role.title)
+            _log.error("the %s does not listen to its supervisor and is killed", child.role.text)
             self._signal(child, signal.SIGKILL)
         except OSError:
             pass  # it is dead, which its exit code will tell
@@ -185,7 +185,7 @@ class Supervisor:
         delay_s = _BACK_OFF_S[min(child.failures, len(_BACK_OFF_S)) - 1]
         child.start_at = now + delay_s
         when = f"in {delay_s} s" if delay_s else "now"
-        _log.error("the %s %s: %s; starting another one %s", child.role.title, how, _MEANWHILE[child.role], when)
+        _log.error("the %s %s: %s; starting another one %s", child.role.text, how, _MEANWHILE[child.role], when)
 
     def _forget_socket(self, child: _Child) -> None:
         if child.sock is not None:

@@ -91,6 +91,10 @@ class RemotePlane:
         self._lasting = Lasting()
         self._reading = asyncio.Lock()
 
+    @property
+    def is_attached(self) -> bool:
+        return self._channel is not None
+
     def attach(self, sock: socket.socket) -> None:
         """Use the data process at the other end of this socket from now on. It has to tell first what it has."""
         self._detach()
