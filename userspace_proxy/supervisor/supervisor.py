@@ -71,8 +71,8 @@ class Supervisor:
         """Run, and return the exit code: that of the control process, 0 after a signal."""
         with _signals() as signals:
             self._selector.register(signals, selectors.EVENT_READ)
+            self._start(self._control)  # first, as it has more to do before traffic can flow
             self._start(self._data)
-            self._start(self._control)
             while not self._is_over():
                 for key, _ in self._selector.select(self._wait_s()):
                     if key.data is None:
