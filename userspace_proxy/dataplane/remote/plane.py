@@ -47,6 +47,7 @@ from userspace_proxy.dataplane.remote.messages import (
 from userspace_proxy.dataplane.remote.readings import Lasting, at_once
 from userspace_proxy.dataplane.settings import DataPlaneSettings
 
+_READ_S = 2.0
 _NO_ROOM = "too many open files in the data process"
 
 _log = logging.getLogger(__name__)
@@ -136,18 +137,28 @@ class RemotePlane:
         return at_once(await self.live_counters())
 
     async def live_counters(self) -> LiveCounters:
-        """Return the counters as plain data, which come in pages that hold up neither process."""
+        """Return the counters as plain data, which come in pages that hold up neither process.
+
+        From a data process that takes seconds to answer, and where there is none, these are what was read last.
+        """
         async with self._reading:
-            whole: LiveCounters | None = None
-            readings: list[Reading] = []
-            while True:
-                page = await self._request(ReadCounters(len(readings)))
-                if not isinstance(page, Page):
-                    return self._lasting.without_process()
-                whole = page.whole or whole
-                readings += page.readings
-                if page.is_last:
-                    return self._lasting.add_up(whole or LiveCounters(), readings)
+            try:
+                async with asyncio.timeout(_READ_S):
+                    return await self._read_all()
+            except TimeoutError:
+                return self._lasting.last
+
+    async def _read_all(self) -> LiveCounters:
+        whole: LiveCounters | None = None
+        readings: list[Reading] = []
+        while True:
+            page = await self._request(ReadCounters(len(readings)))
+            if not isinstance(page, Page):
+                return self._lasting.without_process()
+            whole = page.whole or whole
+            readings += page.readings
+            if page.is_last:
+                return self._lasting.add_up(whole or LiveCounters(), readings)
 
     async def drain(self, timeout_s: float) -> None:
         """Stop listening at once, then wait for the open connections to end. Where these outlive us, do nothing."""

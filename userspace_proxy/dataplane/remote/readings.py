@@ -36,7 +36,8 @@ class Lasting:
     def __init__(self) -> None:
         self._before = LiveCounters()
         self._ports_before: dict[ServicePortName, CountedPort] = {}
-        self._last = LiveCounters()
+        self.last = LiveCounters()
+        """What was read last."""
 
     def add_up(self, whole: LiveCounters, readings: Iterable[Reading]) -> LiveCounters:
         """Return the totals over all processes, given a reading of the present one."""
@@ -47,8 +48,8 @@ class Lasting:
             name: getattr(whole, name) + (0 if name.startswith(_GAUGES) else getattr(self._before, name))
             for name in _OF_THE_WHOLE
         }
-        self._last = LiveCounters(service_ports=tuple(ports), gone=gone, **counts)
-        return self._last
+        self.last = LiveCounters(service_ports=tuple(ports), gone=gone, **counts)
+        return self.last
 
     def without_process(self) -> LiveCounters:
         """Return the totals as they were last read, with nothing open."""
@@ -58,17 +59,17 @@ class Lasting:
                 without_gauges(port.total()),
                 {endpoint: without_gauges(counted) for endpoint, counted in port.counters().items()},
             )
-            for port in self._last.service_ports
+            for port in self.last.service_ports
         )
-        counts = {name: 0 if name.startswith(_GAUGES) else getattr(self._last, name) for name in _OF_THE_WHOLE}
-        return LiveCounters(service_ports=ports, gone=self._last.gone, **counts)
+        counts = {name: 0 if name.startswith(_GAUGES) else getattr(self.last, name) for name in _OF_THE_WHOLE}
+        return LiveCounters(service_ports=ports, gone=self.last.gone, **counts)
 
     def process_is_gone(self) -> None:
         """Begin with what was last read when the next process counts from zero."""
-        self._last = self.without_process()
-        self._before = replace(self._last, service_ports=())
+        self.last = self.without_process()
+        self._before = replace(self.last, service_ports=())
         self._ports_before = {
-            port.name: CountedPort(port.name, port.total(), port.counters()) for port in self._last.service_ports
+            port.name: CountedPort(port.name, port.total(), port.counters()) for port in self.last.service_ports
         }
 
     def _with_before(self, reading: Reading) -> CountedPort:
