@@ -50,6 +50,12 @@ def child(daemon: Running, role: str) -> int:
     return 0
 
 
+def status(pid: int) -> dict[str, str]:
+    """Return what the kernel says of a process."""
+    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    return dict(line.split(":\t", 1) for line in lines if ":\t" in line)
+
+
 async def replaced(daemon: Running, role: str, former: int) -> int:
     """Wait for the process that takes the place of a former one."""
 
@@ -152,8 +158,7 @@ async def test_the_data_process_has_no_privileges(topology: Topology, tmp_path: 
     async with api_server(*OBJECTS) as api:
         async with Daemon(api, tmp_path, "nft").running() as daemon:
             await daemon.logged(SYNCED)
-            status = Path(f"/proc/{child(daemon, 'data')}/status").read_text()
-            found = dict(line.split(":\t", 1) for line in status.splitlines() if ":\t" in line)
+            found = status(child(daemon, "data"))
             assert {found[f"Cap{each}"] for each in ("Inh", "Prm", "Eff", "Bnd", "Amb")} == {"0" * 16}
             assert found["NoNewPrivs"] == "1"
 
@@ -239,5 +244,5 @@ async def _has_metrics() -> bool:
 
 def _is_alive(pid: int) -> bool:
     with contextlib.suppress(OSError):
-        return "\nState:\tZ" not in Path(f"/proc/{pid}/status").read_text()
+        return not status(pid)["State"].startswith("Z")
     return False

@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 import pytest
 import uvloop
 
+from tests.traffic.child import ChildPlane
 from tests.traffic.peers import (
     PATIENCE_S,
     AnsweringDatagrams,
@@ -39,7 +40,9 @@ from userspace_proxy import (
     ServicePortName,
     Snapshot,
 )
+from userspace_proxy.dataplane.interface import MakeDataPath
 from userspace_proxy.dataplane.plane import DataPlane
+from userspace_proxy.proxy import in_this_process
 
 Result = TypeVar("Result")
 
@@ -51,9 +54,16 @@ class Variant:
     new_loop: Callable[[], asyncio.AbstractEventLoop]
     poller: str
     use_splice: bool
+    is_child: bool = False
 
     def __str__(self) -> str:
-        return f"{self.new_loop.__module__.partition('.')[0]}-{self.poller}-{'splice' if self.use_splice else 'copy'}"
+        where = "-child" if self.is_child else ""
+        how = "splice" if self.use_splice else "copy"
+        return f"{self.new_loop.__module__.partition('.')[0]}-{self.poller}-{how}{where}"
+
+    @property
+    def make_data_path(self) -> MakeDataPath:
+        return ChildPlane if self.is_child else in_this_process
 
     def settings(self, **changed: Any) -> DataPlaneSettings:
         return DataPlaneSettings(poller=self.poller, use_splice=self.use_splice, **changed)  # type: ignore[arg-type]
@@ -65,6 +75,7 @@ VARIANTS = (
     Variant(asyncio.new_event_loop, "epoll", True),
     Variant(asyncio.new_event_loop, "loop", False),
     Variant(uvloop.new_event_loop, "loop", False),
+    Variant(uvloop.new_event_loop, "epoll", True, is_child=True),
 )
 
 
@@ -87,7 +98,7 @@ class RunningProxy:
         self.faults: list[str] = []
         self._started: concurrent.futures.Future[Proxy] = concurrent.futures.Future()
         self._variant = variant
-        self._make = lambda: Proxy(variant.settings(**settings), **options)
+        self._make = lambda: Proxy(variant.settings(**settings), data_path=variant.make_data_path, **options)
         self._thread = threading.Thread(target=self._run_loop)
         self._thread.start()
         self.proxy = self._started.result(PATIENCE_S)
@@ -116,11 +127,15 @@ class RunningProxy:
 
     @property
     def plane(self) -> DataPlane:
-        assert isinstance(self.proxy._data_path, DataPlane)
+        if not isinstance(self.proxy._data_path, DataPlane):
+            pytest.skip("this looks into the data path, which is in another process")
         return self.proxy._data_path
 
     def listener(self) -> object:
         """The one listener of the data path, for its identity."""
+        if isinstance(self.proxy._data_path, ChildPlane):
+            (sock,) = self.proxy._data_path._sockets.values()
+            return sock
         (listener,) = self.plane._listeners.values()
         return listener
 
@@ -139,6 +154,10 @@ class RunningProxy:
     @contextmanager
     def held(self) -> Iterator[None]:
         """Keep the proxy from running: it finds everything that happens meanwhile in one batch."""
+        if isinstance(self.proxy._data_path, ChildPlane):
+            with self.proxy._data_path.held():
+                yield
+            return
         is_held, go_on = threading.Event(), threading.Event()
         self.loop.call_soon_threadsafe(lambda: (is_held.set(), go_on.wait(PATIENCE_S)))
         assert is_held.wait(PATIENCE_S)
@@ -184,6 +203,8 @@ class Stage:
         self.proxies: list[RunningProxy] = []
 
     def proxy(self, *, settings: dict[str, Any] | None = None, **options: Any) -> RunningProxy:
+        if self._variant.is_child and "balancer" in options:
+            pytest.skip("a balancer of one's own works only where the data path is in the same process")
         proxy = RunningProxy(self._variant, settings=settings or {}, **options)
         self.proxies.append(proxy)
         self._stack.callback(proxy.stop)

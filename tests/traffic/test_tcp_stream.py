@@ -414,8 +414,9 @@ def test_an_event_of_a_closed_connection_does_not_reach_the_next_one_with_its_de
     """In one batch: the first connection is closed, the second gets its number, and then comes news of the first."""
     backend = stage.backend()
     address = proxy.serve(backend.endpoint)
-    for _ in range(5):
+    for number in range(5):
         first, first_server = stage.connect(address), backend.accept()
+        assert eventually(lambda number=number: proxy.counters_of(backend.endpoint).connections == number * 2 + 1)
         with proxy.held():
             first_server.reset()
             second = stage.connect(address)
