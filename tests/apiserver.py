@@ -6,7 +6,8 @@
         api.cut_watches()                        # as a restarted load balancer would
 
 Every request is recorded with the verb and resource that RBAC would ask for. Objects are kept as the JSON they are sent
-as, so large clusters are cheap. Labels are selected by `!key`, `key` and `key=value`, fields by `metadata.name=NAME`.
+as, so large clusters are cheap. Workloads have the subresource `scale`, and lists and watches come as metadata alone
+where that is asked for. Labels are selected by `!key`, `key` and `key=value`, fields by `metadata.name=NAME`.
 """
 
 from __future__ import annotations
@@ -25,7 +26,8 @@ Object = dict[str, Any]
 Key = tuple[str, str]
 """Namespace, "" for objects without one, and name."""
 
-_FORBIDDEN, _GONE = 403, 410
+_FORBIDDEN, _CONFLICT, _GONE = 403, 409, 410
+_METADATA = "PartialObjectMetadata"
 
 
 @dataclass(frozen=True)
@@ -50,6 +52,11 @@ KINDS = (
     Kind("pods", "Pod", "v1"),
     Kind("events", "Event", "v1"),
     Kind("events", "Event", "events.k8s.io/v1"),
+    Kind("deployments", "Deployment", "apps/v1"),
+    Kind("statefulsets", "StatefulSet", "apps/v1"),
+    Kind("replicasets", "ReplicaSet", "apps/v1"),
+    Kind("replicationcontrollers", "ReplicationController", "v1"),
+    Kind("deploymentconfigs", "DeploymentConfig", "apps.openshift.io/v1"),
 )
 
 
@@ -64,6 +71,14 @@ class Request:
     name: str
     query: Mapping[str, str]
     headers: Mapping[str, str]
+
+    @property
+    def wants_metadata(self) -> bool:
+        return f"as={_METADATA}" in self.headers.get("Accept", "")
+
+    def shown(self, data: bytes) -> bytes:
+        """Return an object as this request wants it."""
+        return _metadata_of(data) if self.wants_metadata else data
 
 
 @dataclass(frozen=True)
@@ -121,9 +136,10 @@ class Watch:
         """Send a change as this watch's selectors see it."""
         was, is_ = _selected(change.before, self.request), _selected(change.after, self.request)
         if is_ and change.after:
-            self.lines.put_nowait(event_line("MODIFIED" if was else "ADDED", change.after.data))
+            self.lines.put_nowait(event_line("MODIFIED" if was else "ADDED", self.request.shown(change.after.data)))
         elif was and change.before:
-            self.lines.put_nowait(event_line("DELETED", _with_version(change.before.data, change.version)))
+            data = _with_version(change.before.data, change.version)
+            self.lines.put_nowait(event_line("DELETED", self.request.shown(data)))
 
 
 class ApiServer:
@@ -321,6 +337,8 @@ class ApiServer:
         if collection is None:
             return _refuse(404, "the server could not find the requested resource")
         match request.verb:
+            case "get" | "update" if request.resource.endswith("/scale"):
+                return await self._scale(http, request, collection)
             case "list":
                 return self._list(request, collection)
             case "watch":
@@ -348,13 +366,14 @@ class ApiServer:
         namespace = ""
         if len(rest) > 2 and rest[0] == "namespaces":
             namespace, rest = rest[1], rest[2:]
-        plural, name = ([*rest, "", ""])[:2]
+        plural, name, subresource = ([*rest, "", "", ""])[:3]
         query = dict(http.query)
         verb = {"POST": "create", "PUT": "update", "PATCH": "patch", "DELETE": "delete"}.get(http.method, "get")
         if verb == "get" and not name:
             verb = "watch" if query.get("watch") in ("true", "1") else "list"
         api_group = parts[1] if depth == 3 and len(parts) > 1 else ""
-        request = Request(verb, plural, api_group, namespace, name, query, dict(http.headers))
+        resource = f"{plural}/{subresource}" if subresource else plural
+        request = Request(verb, resource, api_group, namespace, name, query, dict(http.headers))
         return request, self._collections.get((group, plural))
 
     def _list(self, request: Request, collection: Collection) -> web.Response:
@@ -371,8 +390,9 @@ class ApiServer:
             metadata["remainingItemCount"] = len(rest)
             self._continues[metadata["continue"]] = (version, rest)
         kind = collection.kind
-        head = json.dumps({"kind": f"{kind.kind}List", "apiVersion": kind.api_version, "metadata": metadata})
-        body = head[:-1].encode() + b',"items":[' + b",".join(each.data for each in page) + b"]}\n"
+        name, api_version = (_METADATA, "meta.k8s.io/v1") if request.wants_metadata else (kind.kind, kind.api_version)
+        head = json.dumps({"kind": f"{name}List", "apiVersion": api_version, "metadata": metadata})
+        body = head[:-1].encode() + b',"items":[' + b",".join(request.shown(each.data) for each in page) + b"]}\n"
         return web.Response(body=body, content_type="application/json")
 
     def _get(self, request: Request, collection: Collection) -> web.Response:
@@ -380,6 +400,25 @@ class ApiServer:
         if found is None:
             return _refuse(404, f'{collection.kind.plural} "{request.name}" not found')
         return web.Response(body=found.data, content_type="application/json")
+
+    async def _scale(self, http: web.Request, request: Request, collection: Collection) -> web.Response:
+        """Answer what asks for the size of a workload, or gives it another one."""
+        found = collection.objects.get((request.namespace, request.name))
+        if found is None:
+            return _refuse(404, f'{collection.kind.plural} "{request.name}" not found')
+        each = json.loads(found.data)
+        if request.verb == "update":
+            wanted = await http.json()
+            if wanted["metadata"]["resourceVersion"] != each["metadata"]["resourceVersion"]:
+                return _refuse(_CONFLICT, "the object has been modified; please apply your changes anew")
+            each["spec"]["replicas"] = wanted["spec"].get("replicas", 0)
+            self.put(each)
+            await self._notify()
+            each = json.loads(collection.objects[found.key].data)
+        identity = {key: each["metadata"][key] for key in ("name", "namespace", "resourceVersion")}
+        replicas = each["spec"]["replicas"]
+        spec = {"replicas": replicas} if replicas else {}  # a zero is left out, as by Kubernetes
+        return web.json_response({"kind": "Scale", "apiVersion": "autoscaling/v1", "metadata": identity, "spec": spec})
 
     async def _create(self, http: web.Request, collection: Collection) -> web.Response:
         each = await http.json()
@@ -448,6 +487,11 @@ def _with_version(data: bytes, version: int) -> bytes:
     return json.dumps(each).encode()
 
 
+def _metadata_of(data: bytes) -> bytes:
+    metadata = json.loads(data)["metadata"]
+    return json.dumps({"kind": _METADATA, "apiVersion": "meta.k8s.io/v1", "metadata": metadata}).encode()
+
+
 def _selected(stored: Stored | None, request: Request) -> bool:
     if stored is None or request.namespace not in ("", stored.key[0]):
         return False
@@ -479,11 +523,17 @@ def _refuse(status: int, message: str, headers: Mapping[str, str] | None = None)
 def service(name: str, *, namespace: str = "default", cluster_ip: str = "10.0.0.1", **spec: Any) -> Object:
     """Return a service with the port 80, unless `ports` says otherwise."""
     ports = spec.pop("ports", [{"port": 80, "protocol": "TCP"}])
-    labels = spec.pop("labels", {})
+    metadata = {
+        "name": name,
+        "namespace": namespace,
+        "uid": f"uid-{name}",
+        "labels": spec.pop("labels", {}),
+        "annotations": spec.pop("annotations", {}),
+    }
     return {
         "apiVersion": "v1",
         "kind": "Service",
-        "metadata": {"name": name, "namespace": namespace, "labels": labels},
+        "metadata": metadata,
         "spec": {"type": "ClusterIP", "clusterIP": cluster_ip, "clusterIPs": [cluster_ip], "ports": ports, **spec},
         "status": {"loadBalancer": {}},
     }
@@ -510,13 +560,26 @@ def endpoint_slice(
     }
 
 
-def endpoints(name: str, *addresses: str, namespace: str = "default", port: int = 8080) -> Object:
+def workload(kind: str, name: str, replicas: int, *, namespace: str = "default") -> Object:
+    """Return a Deployment or another kind that can be scaled."""
+    api_version = next(each.api_version for each in KINDS if each.kind == kind)
+    metadata = {"name": name, "namespace": namespace}
+    return {"apiVersion": api_version, "kind": kind, "metadata": metadata, "spec": {"replicas": replicas}}
+
+
+def endpoints(
+    name: str,
+    *addresses: str,
+    namespace: str = "default",
+    port: int = 8080,
+    annotations: Mapping[str, str] | None = None,
+) -> Object:
     """Return an object of the deprecated kind Endpoints."""
     subsets = [{"addresses": [{"ip": each} for each in addresses], "ports": [{"port": port, "protocol": "TCP"}]}]
     return {
         "apiVersion": "v1",
         "kind": "Endpoints",
-        "metadata": {"name": name, "namespace": namespace},
+        "metadata": {"name": name, "namespace": namespace, "annotations": dict(annotations or {})},
         "subsets": subsets,
     }
 

@@ -60,6 +60,7 @@ from userspace_proxy.sources.events import (
 from userspace_proxy.sources.kubeconfig import Access, load_access
 from userspace_proxy.sources.kubernetes import KubernetesSettings, KubernetesSource
 from userspace_proxy.sources.this_node import ThisNode, node_name, wait_for_node
+from userspace_proxy.sources.waking import Waker, WakeSettings
 
 SetUpLogging = Callable[[int, str], None]
 
@@ -158,7 +159,13 @@ class Daemon:
                     sending.cancel()
 
     async def _run(self, connection: ApiConnection, events: EventRecorder) -> None:
-        source = KubernetesSource(connection, KubernetesSettings(node_name=self._name), on_node=self._know_node)
+        followed = KubernetesSettings(node_name=self._name, unidling=self._config.own.unidling != "off")
+        source = KubernetesSource(
+            connection,
+            followed,
+            on_node=self._know_node,
+            linger_s=lambda: self._config.own.unidling_hold_timeout,
+        )
         async with asyncio.TaskGroup() as tasks:
             for server in self._servers():
                 tasks.create_task(server.run())
@@ -187,8 +194,10 @@ class Daemon:
             regarding = ObjectReference("Service", name.service, name.namespace)
             events.record(regarding, node_port_unavailable(self._name, str(name), str(failure)))
 
+        waker = Waker(connection, self._name, source.idled, self._wake_settings, on_result=self._metrics.waking.count)
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(source.run())
+            tasks.create_task(waker.run())
             snapshot = await source.next_snapshot()
             node = await wait_for_node(connection, self._name) or source.node or ThisNode(self._name)
             if source.node is None and node.ips:
@@ -203,6 +212,7 @@ class Daemon:
                     self._health,
                     self._metrics,
                     tell,
+                    waker.needs_pods,
                     make_data_path=self._surroundings.make_data_path,
                 )
                 tasks.create_task(self._node_proxy.run())
@@ -252,6 +262,10 @@ class Daemon:
     def _know_node(self, node: ThisNode) -> None:
         """Keep what /healthz says of the node up to date."""
         self._health.is_node_eligible = node.is_eligible
+
+    def _wake_settings(self) -> WakeSettings:
+        own = self._config.own
+        return WakeSettings(own.unidling_hold_timeout, own.wake.scale)
 
     async def _watch_config_file(self) -> None:
         path = self._config.config_file

@@ -69,6 +69,9 @@ class SnapshotSource(Protocol):
     async def run(self) -> None:
         """Do what has to be done meanwhile."""
 
+    def needs_pods(self, name: ServicePortName) -> None:
+        """Ask for pods for an idled service port, as a client waits for them."""
+
 
 class NoSource:
     """All that is served stands on the command line."""
@@ -80,13 +83,16 @@ class NoSource:
         """Yield one snapshot without service ports."""
         yield Snapshot()
 
+    def needs_pods(self, name: ServicePortName) -> None:
+        """Do nothing: none of them is ever idled."""
+
 
 class FileSource:
     """The services of manifests, which are read again when they change."""
 
     def __init__(self, paths: Sequence[str]) -> None:
         self._files = StaticFiles(paths, stdin=io.FileIO(sys.stdin.fileno(), closefd=False) if sys.stdin else None)
-        self._state = DesiredState(serve_without_cluster_ip=True)
+        self._state = DesiredState(serve_without_cluster_ip=True, unidling=True)
 
     async def run(self) -> None:
         """Return at once."""
@@ -102,6 +108,10 @@ class FileSource:
                 _log.error("%s; the services stay as they were", objects)
             else:
                 yield self._snapshot(objects)
+
+    def needs_pods(self, name: ServicePortName) -> None:
+        """Say that a client waits: there is nobody else to tell."""
+        _log.info("%s (%s): idled, and a client waits for the files to have endpoints", name, name.protocol)
 
     def _snapshot(self, objects: Sequence[KubernetesObject]) -> Snapshot:
         self._state.replace(Service, [each for each in objects if isinstance(each, Service)])
@@ -161,6 +171,7 @@ class LocalProxy:
         self._proxy = Proxy(
             options.settings,
             on_dial_failure=lambda name, endpoint: self._names.note_unreachable(endpoint),
+            needs_pods=source.needs_pods,
             drain_timeout_s=options.drain_timeout_s,
         )
 

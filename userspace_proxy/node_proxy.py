@@ -88,6 +88,7 @@ class NodeProxy:
         health: ProxyHealth,
         metrics: Metrics,
         on_node_port_failure: OnNodePortFailure = lambda name, failure: None,
+        needs_pods: Callable[[ServicePortName], None] = lambda name: None,
         *,
         make_data_path: MakeDataPath = in_this_process,
     ) -> None:
@@ -99,6 +100,7 @@ class NodeProxy:
         self._on_node_port_failure = on_node_port_failure
         self._proxy = Proxy(
             data_plane_settings(config),
+            needs_pods=needs_pods,
             redirect=self._redirect,
             on_failures=self._note_failures,
             data_path=make_data_path,

@@ -84,7 +84,7 @@ async def test_a_restarted_api_server_does_not_disturb_traffic_and_is_followed_a
     api.put(web(port))
     api.put(pod(before))
     async with local("--kubeconfig", write_kubeconfig(tmp_path / "config", api), "--context", "test") as running:
-        await api.until(lambda: len(api.open_watches()) == 2)
+        await api.until(lambda: len(api.open_watches()) == 3)
         await api.stop()
         await running.logged("cannot be reached")
         assert await ask(port) == b"%d" % before

@@ -18,15 +18,16 @@ VERBS = {"get", "list", "watch", "create", "update", "patch", "delete", "deletec
 Object = dict[str, Any]
 
 
-def objects() -> dict[str, Object]:
-    """Return all objects of the manifests by kind."""
-    paths = sorted((FOLDER / "kubernetes").glob("*.yaml"))
+def objects(folder: str) -> dict[str, Object]:
+    """Return all objects of the manifests in a folder by kind."""
+    paths = sorted((FOLDER / folder).glob("*.yaml"))
     found = [each for path in paths for each in yaml.safe_load_all(path.read_text())]
     assert len({each["kind"] for each in found}) == len(found)
     return {each["kind"]: each for each in found}
 
 
-OBJECTS = objects()
+OBJECTS = objects("kubernetes")
+OPTIONAL = objects("kubernetes/optional")
 POD: Object = OBJECTS["DaemonSet"]["spec"]["template"]["spec"]
 CONTAINER: Object = POD["containers"][0]
 INIT: Object = POD["initContainers"][0]
@@ -50,6 +51,7 @@ def unknown_fields(value: Any, type_name: str, place: str) -> list[str]:
     ]
 
 
+@pytest.mark.parametrize("objects", [OBJECTS, OPTIONAL], ids=["usual", "optional"])
 @pytest.mark.parametrize(
     ("kind", "type_name"),
     [
@@ -60,9 +62,10 @@ def unknown_fields(value: Any, type_name: str, place: str) -> list[str]:
         ("ClusterRoleBinding", "V1ClusterRoleBinding"),
     ],
 )
-def test_objects_have_the_fields_and_types_of_the_api(kind: str, type_name: str) -> None:
-    getattr(client, type_name).model_validate(OBJECTS[kind], strict=True)
-    assert unknown_fields(OBJECTS[kind], type_name, kind) == []
+def test_objects_have_the_fields_and_types_of_the_api(kind: str, type_name: str, objects: dict[str, Object]) -> None:
+    if kind in objects:
+        getattr(client, type_name).model_validate(objects[kind], strict=True)
+        assert unknown_fields(objects[kind], type_name, kind) == []
 
 
 def test_the_check_of_fields_finds_faults() -> None:
@@ -75,9 +78,10 @@ def test_the_check_of_fields_finds_faults() -> None:
 def test_what_is_referred_to_is_there() -> None:
     name = OBJECTS["ServiceAccount"]["metadata"]["name"]
     assert POD["serviceAccountName"] == name
-    assert OBJECTS["ClusterRoleBinding"]["roleRef"]["name"] == OBJECTS["ClusterRole"]["metadata"]["name"]
-    (subject,) = OBJECTS["ClusterRoleBinding"]["subjects"]
-    assert (subject["name"], subject["namespace"]) == (name, OBJECTS["DaemonSet"]["metadata"]["namespace"])
+    for objects in (OBJECTS, OPTIONAL):
+        assert objects["ClusterRoleBinding"]["roleRef"]["name"] == objects["ClusterRole"]["metadata"]["name"]
+        (subject,) = objects["ClusterRoleBinding"]["subjects"]
+        assert (subject["name"], subject["namespace"]) == (name, OBJECTS["DaemonSet"]["metadata"]["namespace"])
     volumes = {volume["name"]: volume for volume in POD["volumes"]}
     assert volumes["config"]["configMap"]["name"] == CONFIG_MAP["metadata"]["name"]
     for container in (CONTAINER, INIT):
@@ -128,7 +132,7 @@ def test_the_configuration_is_of_the_kind_that_is_read() -> None:
 
 
 def test_rules_name_verbs_that_there_are() -> None:
-    for rule in OBJECTS["ClusterRole"]["rules"]:
+    for rule in (*OBJECTS["ClusterRole"]["rules"], *OPTIONAL["ClusterRole"]["rules"]):
         assert set(rule["verbs"]) <= VERBS
         assert "*" not in (*rule["resources"], *rule["apiGroups"])
 

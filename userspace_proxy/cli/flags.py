@@ -163,6 +163,7 @@ GROUPS: Final[dict[str, tuple[Flag, ...]]] = {
         _own("unidling-max-connections", _I, "unidlingMaxConnections", "Connections that are held per idled service "
              "port."),
         _own("unidling-hold-timeout", _D, "unidlingHoldTimeout", "How long they are held."),
+        _own("wake-scale", _B, "wake.scale", "Scale up the workloads of an idled service when a client comes."),
         Flag("proxy-mode", _S, "mode", "userspace or empty, which means the same here."),
     ),
     "Kernel rules": (

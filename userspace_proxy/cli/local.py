@@ -172,6 +172,11 @@ _many: dict[str, Any] = {"multiple": True, "default": ()}
 @click.option("--auto-ports", is_flag=True, help="Choose a free local port where the service's own cannot be had.")
 @click.option("--keep-going", is_flag=True, help="Serve the rest where some ports cannot be listened on.")
 @click.option(
+    "--wake-scale",
+    is_flag=True,
+    help="Scale up the workloads of an idled service of the cluster when a client comes.",
+)
+@click.option(
     "--udp-timeout",
     type=Parsed("DURATION", _positive_duration),
     default="60s",
@@ -206,6 +211,7 @@ def local(
     port_map: tuple[tuple[PortReference, int], ...],
     auto_ports: bool,
     keep_going: bool,
+    wake_scale: bool,
     udp_timeout: float,
     drain_timeout: float,
     verbosity: int,
@@ -222,6 +228,8 @@ def local(
         )
     if paths and is_from_cluster:
         raise click.UsageError("services come from files (-f) or from a cluster (--kubeconfig), not from both")
+    if wake_scale and not is_from_cluster:
+        raise click.UsageError("--wake-scale: there is nothing to scale without a cluster (--kubeconfig)")
     _refuse_repeated("--service", (f"{port.name} ({port.name.protocol})" for port, _ in services))
     _refuse_repeated("--endpoints", (str(reference) for reference, _ in endpoints))
     _refuse_repeated("--port-map", (str(reference) for reference, _ in port_map))
@@ -244,16 +252,16 @@ def local(
     )
     source: SnapshotSource = FileSource(paths) if paths else NoSource()
     if is_from_cluster:
-        source = _cluster_source(kubeconfig or "", context or "", namespaces)
+        source = _cluster_source(kubeconfig or "", context or "", namespaces, wake_scale)
     run_until_stopped(LocalProxy(options, source).run(print_table))
 
 
-def _cluster_source(kubeconfig: str, context: str, namespaces: tuple[str, ...]) -> SnapshotSource:
+def _cluster_source(kubeconfig: str, context: str, namespaces: tuple[str, ...], scales: bool) -> SnapshotSource:
     """Return the source that follows a cluster. Only here is the Kubernetes client loaded, which takes a while."""
     from userspace_proxy.sources.cluster import ClusterSource
     from userspace_proxy.sources.kubeconfig import load_access
 
-    return ClusterSource(load_access(kubeconfig, context=context), namespaces)
+    return ClusterSource(load_access(kubeconfig, context=context), namespaces, scales=scales)
 
 
 def print_table(rows: Sequence[Row]) -> None:
@@ -294,6 +302,8 @@ def _cells(row: Row) -> tuple[str, ...]:
 def _endpoints_text(port: ServicePort) -> str:
     shown = [str(endpoint) for endpoint in port.endpoints[:_SHOWN_ENDPOINTS]]
     more = len(port.endpoints) - len(shown)
+    if port.is_idled:
+        return "none: the first client asks for pods"
     if not shown:
         return "none: connections are closed" if port.protocol is L4Protocol.TCP else "none: datagrams are dropped"
     return ", ".join(shown) + (f" and {more} more" if more > 0 else "")

@@ -122,6 +122,12 @@ class Logging(Section, frozen=True):
     vmodule: tuple[VModule, ...] = ()
 
 
+class Wake(Section, frozen=True):
+    """What is done to wake a service, beside telling the cluster."""
+
+    scale: bool = False
+
+
 class OwnSettings(Section, frozen=True):
     """What kube-proxy has no settings for. In the file they stand under `userspaceProxy`.
 
@@ -144,6 +150,7 @@ class OwnSettings(Section, frozen=True):
     unidling: Unidling = "on"
     unidling_hold_timeout: Duration = Duration(120)
     unidling_max_connections: Int32 = 16
+    wake: Wake = Wake()
     workers: Int32 | Literal["auto"] = 1
 
 

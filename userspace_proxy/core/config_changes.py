@@ -26,6 +26,7 @@ APPLICABLE: Final = frozenset(
         "userspaceProxy.tcpIdleTimeout",
         "userspaceProxy.unidlingHoldTimeout",
         "userspaceProxy.unidlingMaxConnections",
+        "userspaceProxy.wake.scale",
     }
 )
 """Fields whose values are looked up each time they are needed. All others were used once, at the start."""

@@ -8,6 +8,7 @@ The same structs are read from the API's JSON (`msgspec.json.Decoder(Service)`) 
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from datetime import datetime
 from typing import NamedTuple
 
@@ -36,6 +37,7 @@ class _Wire(Struct, frozen=True, gc=False, rename="camel"):
 class ObjectMeta(_Wire, frozen=True):
     name: str | None = None
     namespace: str | None = None
+    uid: str | None = None
     labels: dict[str, str] | None = None
     annotations: dict[str, str] | None = None
     resource_version: str | None = None
@@ -52,6 +54,10 @@ class _Object(_Wire, frozen=True):
     def label(self, name: str) -> str | None:
         """Return the value of a label, or None when the object does not carry it."""
         return (self.metadata.labels or {}).get(name)
+
+    @property
+    def annotations(self) -> Mapping[str, str]:
+        return self.metadata.annotations or {}
 
 
 class ServicePortSpec(_Wire, frozen=True):
@@ -201,6 +207,10 @@ class Endpoints(_Object, frozen=True):
     subsets: tuple[EndpointSubset, ...] | None = None
 
 
+class EndpointsMetadata(_Object, frozen=True):
+    """What an Endpoints object says beside its endpoints, where those come from slices: slices have no annotations."""
+
+
 class Taint(_Wire, frozen=True):
     key: str | None = None
     value: str | None = None
@@ -226,12 +236,12 @@ class Node(_Object, frozen=True):
     status: NodeStatus | None = None
 
 
-KubernetesObject = Service | EndpointSlice | Endpoints
+KubernetesObject = Service | EndpointSlice | Endpoints | EndpointsMetadata
 
 
 def triggered_at(each: KubernetesObject) -> float | None:
     """Return when the change of pods was made that an object follows, in seconds since the epoch; None if not known."""
-    text = (each.metadata.annotations or {}).get(TRIGGER_TIME_ANNOTATION)
+    text = each.annotations.get(TRIGGER_TIME_ANNOTATION)
     try:
         return datetime.fromisoformat(text).timestamp() if text else None
     except (ValueError, OverflowError):

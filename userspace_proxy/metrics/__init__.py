@@ -18,6 +18,7 @@ from userspace_proxy.metrics.process import ProcessMetrics
 from userspace_proxy.metrics.processes import ReadProcesses, just_this_one, processes_pieces
 from userspace_proxy.metrics.syncing import SyncFailureMetrics
 from userspace_proxy.metrics.traffic import traffic_pieces
+from userspace_proxy.metrics.waking import WakingMetrics
 
 __all__ = ["CONTENT_TYPE", "SERVICE_PORT_LIMIT", "Metrics"]
 
@@ -50,6 +51,7 @@ class Metrics:
         self.kube_proxy = KubeProxyMetrics(self.registry)
         self.rest_client = RestClientMetrics(self.registry)
         self.failures = SyncFailureMetrics(self.registry)
+        self.waking = WakingMetrics(self.registry)
         register_build(self.registry, version)
         self._sli_registry = CollectorRegistry()
         self.health_checks = HealthCheckMetrics(self._sli_registry)

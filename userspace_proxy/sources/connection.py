@@ -27,6 +27,8 @@ from userspace_proxy.sources.kubeconfig import Access, Material
 from userspace_proxy.sources.pace import RateLimit
 from userspace_proxy.sources.proxy_url import proxy_for
 
+JSON = "application/json"
+
 _METHODS = {"get": "GET", "list": "GET", "watch": "GET", "create": "POST", "update": "PUT", "patch": "PATCH"}
 _CONNECT_TIMEOUT_S = 30.0
 _READ_BUFFER = 1 << 20
@@ -101,11 +103,13 @@ class ApiConnection:
         *,
         silence_s: float,
         body: object = None,
+        accept: str = JSON,
     ) -> AsyncIterator[aiohttp.ClientResponse]:
         """Yield the answer to a request, with its status checked and its body still to be read.
 
         `silence_s` limits the time between two pieces of the body. `resource` names what is asked for, as RBAC does,
-        for messages. When the server does not accept our credentials, they are renewed and it is asked once more.
+        for messages. `accept` is the form that the answer is to have. When the server does not accept our credentials,
+        they are renewed and it is asked once more.
         Raises ApiRefused, ApiUnreachable and CredentialsFailed, also while the body is read.
         """
         url = f"{self.access.server}{path}" + (f"?{urlencode(query)}" if query else "")
@@ -113,12 +117,12 @@ class ApiConnection:
         identity = await self._credentials.current()
         response: aiohttp.ClientResponse | None = None
         try:
-            response = await self._send(verb, url, identity, timeout, body)
+            response = await self._send(verb, url, identity, timeout, body, accept)
             if response.status == 401:
                 renewed = await self._credentials.renewed(identity)
                 if renewed != identity:
                     response.close()
-                    response = await self._send(verb, url, renewed, timeout, body)
+                    response = await self._send(verb, url, renewed, timeout, body, accept)
             if response.status >= 300:
                 raise await _refusal(verb, resource, response)
             yield response
@@ -134,11 +138,11 @@ class ApiConnection:
                 response.close()
 
     async def _send(
-        self, verb: str, url: str, identity: Identity, timeout: aiohttp.ClientTimeout, body: object
+        self, verb: str, url: str, identity: Identity, timeout: aiohttp.ClientTimeout, body: object, accept: str
     ) -> aiohttp.ClientResponse:
         await self._limit.wait()
         client = await self._client_for(identity)
-        headers = {"Accept": "application/json", "Accept-Encoding": "identity", "User-Agent": "userspace-proxy"}
+        headers = {"Accept": accept, "Accept-Encoding": "identity", "User-Agent": "userspace-proxy"}
         if identity.authorization:
             if not identity.authorization.isprintable():
                 raise CredentialsFailed("the token or the password has characters that no header may have")

@@ -20,8 +20,9 @@ from typing import Literal, Protocol
 from userspace_proxy.core.errors import ApiRefused, ProxyError
 from userspace_proxy.sources.connection import ApiConnection
 from userspace_proxy.sources.pace import Backoff, Clock, Sleep
+from userspace_proxy.sources.resources import path_of
 
-_CONTROLLER = "kube-proxy"
+CONTROLLER = "kube-proxy"
 _CAPACITY = 64
 _TRIES = 6
 _LONGEST_NOTE = 1024
@@ -43,6 +44,19 @@ class ObjectReference:
     namespace: str = ""
     uid: str = ""
     api_version: str = "v1"
+    resource_version: str = ""
+
+    def as_mapping(self) -> Mapping[str, str]:
+        """Return the reference as an event has it."""
+        reference = {
+            "apiVersion": self.api_version,
+            "kind": self.kind,
+            "name": self.name,
+            "namespace": self.namespace,
+            "uid": self.uid,
+            "resourceVersion": self.resource_version,
+        }
+        return {key: value for key, value in reference.items() if value}
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +105,7 @@ class EventSink(Protocol):
     """Where events go."""
 
     async def create(self, namespace: str, event: Mapping[str, object]) -> None:
-        """Create an event of events.k8s.io/v1. Raises ProxyError."""
+        """Create an event, of events.k8s.io/v1 or v1 as its `apiVersion` says. Raises ProxyError."""
 
 
 class ApiEvents:
@@ -101,11 +115,28 @@ class ApiEvents:
         self._connection = connection
 
     async def create(self, namespace: str, event: Mapping[str, object]) -> None:
-        path = f"/apis/events.k8s.io/v1/namespaces/{namespace}/events"
-        async with self._connection.request(
-            "create", "events.events.k8s.io", path, silence_s=_SILENCE_S, body=event
-        ) as response:
+        api_version = str(event["apiVersion"])
+        group = api_version.rpartition("/")[0]
+        resource, path = f"events.{group}" if group else "events", path_of(api_version, namespace, "events")
+        async with self._connection.request("create", resource, path, silence_s=_SILENCE_S, body=event) as response:
             await response.read()
+
+
+class EventNames:
+    """Names for events, each of them new."""
+
+    def __init__(self) -> None:
+        self._last_ns = 0
+
+    def fresh(self, regarding: str, now: float) -> str:
+        """Return a name for an event about the object `regarding`, at `now` in seconds since the epoch."""
+        self._last_ns = max(int(now * 1e9), self._last_ns + 1)
+        return f"{regarding}.{self._last_ns:x}"
+
+
+def may_pass(refused: ApiRefused) -> bool:
+    """Tell whether the same request may be accepted later."""
+    return refused.status >= 500 or refused.status in _RETRIED_STATUSES
 
 
 class EventRecorder:
@@ -126,13 +157,13 @@ class EventRecorder:
     ) -> None:
         self.dropped = 0
         self._sink = sink
-        self._instance = f"{_CONTROLLER}-{host_name}"[:_LONGEST_INSTANCE]
+        self._instance = f"{CONTROLLER}-{host_name}"[:_LONGEST_INSTANCE]
         self._capacity = capacity
         self._backoff = backoff or Backoff()
         self._sleep = sleep
         self._wall_clock = wall_clock
         self._overflow_is_told = False
-        self._last_name_ns = 0
+        self._names = EventNames()
         self._waiting: deque[tuple[str, Mapping[str, object]]] = deque()
         self._has_waiting = asyncio.Event()
         self._is_empty = asyncio.Event()
@@ -181,7 +212,7 @@ class EventRecorder:
             except ApiRefused as refused:
                 if refused.status == 409:  # an earlier try that seemed lost has arrived
                     return
-                if refused.status < 500 and refused.status not in _RETRIED_STATUSES:
+                if not may_pass(refused):
                     self._drop(reason, str(refused))
                     return
                 failure: Exception = refused
@@ -202,24 +233,16 @@ class EventRecorder:
 
     def _event(self, namespace: str, regarding: ObjectReference, occurrence: Occurrence) -> Mapping[str, object]:
         now = self._wall_clock()
-        self._last_name_ns = max(int(now * 1e9), self._last_name_ns + 1)
-        reference = {
-            "apiVersion": regarding.api_version,
-            "kind": regarding.kind,
-            "name": regarding.name,
-            "namespace": regarding.namespace,
-            "uid": regarding.uid,
-        }
         return {
             "apiVersion": "events.k8s.io/v1",
             "kind": "Event",
-            "metadata": {"name": f"{regarding.name}.{self._last_name_ns:x}", "namespace": namespace},
+            "metadata": {"name": self._names.fresh(regarding.name, now), "namespace": namespace},
             "eventTime": f"{datetime.fromtimestamp(now, UTC):%Y-%m-%dT%H:%M:%S.%fZ}",
-            "reportingController": _CONTROLLER,
+            "reportingController": CONTROLLER,
             "reportingInstance": self._instance,
             "action": occurrence.action,
             "reason": occurrence.reason,
-            "regarding": {key: value for key, value in reference.items() if value},
+            "regarding": regarding.as_mapping(),
             "note": occurrence.note[:_LONGEST_NOTE],
             "type": occurrence.type,
         }

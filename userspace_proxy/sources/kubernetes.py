@@ -20,18 +20,37 @@ from dataclasses import dataclass, field
 from userspace_proxy.core.desired import DesiredState
 from userspace_proxy.core.endpoints import NodeFacts
 from userspace_proxy.core.errors import ApiRefused
-from userspace_proxy.core.model import Snapshot
-from userspace_proxy.core.objects import Endpoints, EndpointSlice, KubernetesObject, Node, Service, triggered_at
+from userspace_proxy.core.idling import IdledService
+from userspace_proxy.core.model import ServicePortName, Snapshot
+from userspace_proxy.core.objects import (
+    Endpoints,
+    EndpointSlice,
+    EndpointsMetadata,
+    KubernetesObject,
+    Node,
+    ObjectKey,
+    Service,
+    triggered_at,
+)
 from userspace_proxy.garbage import keep_out_of_collections
 from userspace_proxy.sources.connection import ApiConnection
 from userspace_proxy.sources.pace import Clock, Pace, Sleep
 from userspace_proxy.sources.reflector import Reflector, WatchSettings
 from userspace_proxy.sources.report import Report, WatchHealth
-from userspace_proxy.sources.resources import ObjectT, Resource, endpoint_slices, endpoints, services, this_node
+from userspace_proxy.sources.resources import (
+    ObjectT,
+    Resource,
+    endpoint_slices,
+    endpoints,
+    endpoints_metadata,
+    services,
+    this_node,
+)
 from userspace_proxy.sources.this_node import ThisNode, observe
 
 _RETRY_S = 10.0
 _LOOK_FOR_SLICES_S = 60.0
+_LINGER_S = 120.0
 _COLLECTED_TOGETHER = 50  # services: changes free as much as they make, so Python itself would let thousands pile up
 
 _log = logging.getLogger(__name__)
@@ -41,12 +60,14 @@ _log = logging.getLogger(__name__)
 class KubernetesSettings:
     """What is followed: all namespaces or those named, and the node `node_name`, if it is named.
 
-    An empty `node_name` means that topology hints and the policies `Local` do not apply.
+    An empty `node_name` means that topology hints and the policies `Local` do not apply. `unidling` lets annotations
+    say which services their first client is to wake, also those of Endpoints.
     `work_s` and `rest_s` are how long the source works at a time, and how long it then leaves the event loop alone.
     """
 
     namespaces: tuple[str, ...] = ()
     node_name: str = ""
+    unidling: bool = False
     watch: WatchSettings = field(default_factory=WatchSettings)
     work_s: float = 0.001
     rest_s: float = 0.001
@@ -56,7 +77,8 @@ class KubernetesSource:
     """Follows a cluster while `run` runs. Everything it knows is in `desired`.
 
     `build_errors` counts services whose state could not be worked out; they stay as they were and are tried again.
-    `on_node` is told what becomes of this node, as soon as it is known.
+    `on_node` is told what becomes of this node, as soon as it is known. `linger_s` says for how many seconds an idled
+    service stays so whose annotation was taken away, as long as it has no endpoints.
     """
 
     def __init__(
@@ -66,14 +88,17 @@ class KubernetesSource:
         *,
         desired: DesiredState | None = None,
         on_node: Callable[[ThisNode], None] = lambda node: None,
+        linger_s: Callable[[], float] = lambda: _LINGER_S,
         rng: random.Random | None = None,
         sleep: Sleep = asyncio.sleep,
         clock: Clock = time.monotonic,
     ) -> None:
         self._connection = connection
         self._settings = settings or KubernetesSettings()
-        self._desired = desired or DesiredState()
+        self._desired = desired or DesiredState(unidling=self._settings.unidling, lingers=True)
         self._on_node = on_node
+        self._linger_s = linger_s
+        self._lingering: dict[ObjectKey, asyncio.TimerHandle] = {}
         self._rng = rng or random.Random()
         self._sleep = sleep
         self._clock = clock
@@ -82,6 +107,7 @@ class KubernetesSource:
         self._pace = Pace(self._settings.work_s, self._settings.rest_s)
         self._services: list[Reflector[Service]] = []
         self._endpoints: dict[str, Reflector[EndpointSlice] | Reflector[Endpoints]] = {}
+        self._metadata: dict[str, Reflector[EndpointsMetadata]] = {}
         self._has_changed = asyncio.Event()
         self._handed_out: Snapshot | None = None
         self._node: ThisNode | None = None
@@ -94,8 +120,8 @@ class KubernetesSource:
 
     @property
     def has_synced(self) -> bool:
-        """Whether the first lists of services and of endpoints are complete."""
-        followed = [*self._services, *self._endpoints.values()]
+        """Whether the first lists of services and of endpoints are complete, those that the server refuses left out."""
+        followed = [*self._services, *self._endpoints.values(), *self._metadata.values()]
         return bool(followed) and all(each.is_listed for each in followed)
 
     @property
@@ -113,13 +139,22 @@ class KubernetesSource:
         self._services = [self._reflector(services(namespace)) for namespace in namespaces]
         slices = {namespace: self._reflector(endpoint_slices(namespace)) for namespace in namespaces}
         self._endpoints = {**slices}
+        if self._settings.unidling:
+            self._metadata = {namespace: self._reflector(endpoints_metadata(namespace)) for namespace in namespaces}
         async with asyncio.TaskGroup() as tasks:
             for each in self._services:
                 tasks.create_task(each.run())
             for namespace, reflector in slices.items():
                 tasks.create_task(self._follow_endpoints(namespace, reflector))
+            for namespace, metadata in list(self._metadata.items()):
+                tasks.create_task(self._follow_metadata(namespace, metadata, slices[namespace]))
             if self._settings.node_name:
                 tasks.create_task(self._reflector(this_node(self._settings.node_name)).run())
+
+    def idled(self, name: ServicePortName) -> IdledService | None:
+        """Return what it takes to wake a service port; None when it is not idled by the last snapshot."""
+        port = self._handed_out.service_ports.get(name) if self._handed_out else None
+        return self._desired.idled(name.namespace, name.service) if port and port.is_idled else None
 
     async def next_snapshot(self) -> Snapshot:
         """Return the state of the cluster once it differs from the last one returned.
@@ -133,6 +168,7 @@ class KubernetesSource:
                 continue
             await self._settle()
             snapshot = self._desired.snapshot()
+            self._limit_lingering()
             for notice in self._desired.take_notices():
                 _log.warning("%s", notice)
             if snapshot is not self._handed_out:
@@ -163,12 +199,25 @@ class KubernetesSource:
                 keep_out_of_collections()
             await self._pace.breathe()
 
+    def _limit_lingering(self) -> None:
+        """Give services that wait for endpoints without an annotation some time, and no more."""
+        for key in self._desired.take_lingering():
+            if known := self._lingering.pop(key, None):
+                known.cancel()
+            self._lingering[key] = asyncio.get_running_loop().call_later(self._linger_s(), self._end_lingering, key)
+
+    def _end_lingering(self, key: ObjectKey) -> None:
+        del self._lingering[key]
+        self._desired.end_lingering(key)
+        self._wake()
+
     async def _follow_endpoints(self, namespace: str, slices: Reflector[EndpointSlice]) -> None:
         """Follow slices; where they are not served, Endpoints, until slices are. Then both: the slices win."""
         try:
             await slices.run()
         except ApiRefused as refused:
             _log.info("%s; endpoints are followed instead, which are deprecated", refused)
+        self._metadata.pop(namespace, None)
         fallback = self._reflector(endpoints(namespace))
         self._endpoints[namespace] = fallback
         async with asyncio.TaskGroup() as tasks:
@@ -177,6 +226,23 @@ class KubernetesSource:
                 await self._sleep(_LOOK_FOR_SLICES_S)
                 with suppress(ApiRefused):
                     await slices.run()
+
+    async def _follow_metadata(
+        self, namespace: str, metadata: Reflector[EndpointsMetadata], slices: Reflector[EndpointSlice]
+    ) -> None:
+        """Follow the annotations of Endpoints beside slices. Where that is refused, only those of services count."""
+        await slices.until_listed()
+        is_told = False
+        while True:
+            try:
+                await metadata.run()
+            except ApiRefused as refused:
+                if not is_told:
+                    _log.warning("%s; annotations of Endpoints do not count, those of Services do", refused)
+                is_told = True
+            if self._metadata.pop(namespace, None):
+                self._wake()
+            await self._sleep(_LOOK_FOR_SLICES_S)
 
     def _reflector(self, resource: Resource[ObjectT]) -> Reflector[ObjectT]:
         return Reflector(
@@ -197,7 +263,7 @@ class KubernetesSource:
             self._observe(observe(each))
         else:
             if self._desired.upsert(each):
-                moment = triggered_at(each)
+                moment = None if isinstance(each, EndpointsMetadata) else triggered_at(each)  # its slices tell the same
                 if moment is not None and moment > self._started_at:
                     self._triggered_at.append(moment)
             self._wake()

@@ -114,10 +114,22 @@ class Reflector(Generic[ObjectT]):
         self._known: set[ObjectKey] = set()
         self._version = ""
         self._page_size = _FIRST_PAGE
-        self.is_listed = False
+        self._has_listed = asyncio.Event()
+
+    @property
+    def is_listed(self) -> bool:
+        """Whether the first list is complete."""
+        return self._has_listed.is_set()
+
+    async def until_listed(self) -> None:
+        """Return when the first list is complete."""
+        await self._has_listed.wait()
 
     async def run(self) -> NoReturn:
-        """Follow the collection until cancelled. Raises ApiRefused where it is optional and the server lacks it."""
+        """Follow the collection until cancelled.
+
+        Raises ApiRefused where it is optional and the server lacks it, or dispensable and the server refuses it.
+        """
         while True:
             try:
                 if not self._version:
@@ -129,8 +141,9 @@ class Reflector(Generic[ObjectT]):
                 await self._recover(failure)
 
     def _is_not_served(self, failure: Exception) -> bool:
-        is_absent = isinstance(failure, ApiRefused) and failure.status == 404
-        return is_absent and self._resource.is_optional and not self.is_listed
+        if self.is_listed or not isinstance(failure, ApiRefused):
+            return False
+        return self._resource.is_dispensable or (self._resource.is_optional and failure.status == 404)
 
     async def _recover(self, failure: Exception) -> None:
         """Tell of a failure and wait. Where the version cannot be resumed from, or the store failed, list anew."""
@@ -150,7 +163,7 @@ class Reflector(Generic[ObjectT]):
             self._delete(key)
             await self._pace.breathe()
         self._version = version
-        self.is_listed = True
+        self._has_listed.set()
         self._observer.listed(self._name, len(listed))
 
     async def _take_in(self, page: Page[ObjectT], listed: set[ObjectKey]) -> None:
@@ -174,7 +187,7 @@ class Reflector(Generic[ObjectT]):
                 query["continue"] = continue_token
             silence_s = self._settings.answer_timeout_s
             async with self._connection.request(
-                "list", self._name, self._resource.path, query, silence_s=silence_s
+                "list", self._name, self._resource.path, query, silence_s=silence_s, accept=self._resource.accept
             ) as response:
                 body = await response.read()
             page = read_page(self._resource, body)
@@ -215,7 +228,7 @@ class Reflector(Generic[ObjectT]):
         }
         silence_s = timeout_s + self._settings.silence_grace_s
         async with self._connection.request(
-            "watch", self._name, self._resource.path, query, silence_s=silence_s
+            "watch", self._name, self._resource.path, query, silence_s=silence_s, accept=self._resource.accept
         ) as response:
             self._observer.heard(self._name)
             async with aclosing(lines(response, self._resource)) as received:

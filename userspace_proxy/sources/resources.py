@@ -12,12 +12,16 @@ from userspace_proxy.core.objects import (
     SERVICE_PROXY_NAME_LABEL,
     Endpoints,
     EndpointSlice,
+    EndpointsMetadata,
     Node,
     Service,
 )
+from userspace_proxy.sources.connection import JSON
 
-ObjectT = TypeVar("ObjectT", Service, EndpointSlice, Endpoints, Node)
+ObjectT = TypeVar("ObjectT", Service, EndpointSlice, Endpoints, EndpointsMetadata, Node)
 
+_METADATA = "PartialObjectMetadata"
+_METADATA_ALONE = f"{JSON};as={_METADATA};g=meta.k8s.io;v=v1"
 _OURS = f"!{SERVICE_PROXY_NAME_LABEL}"
 _OURS_WITH_CLUSTER_IP = f"{_OURS},!{HEADLESS_LABEL}"
 
@@ -27,7 +31,8 @@ class Resource(Generic[ObjectT]):
     """A collection of objects of one kind that is listed and watched.
 
     `name` is what RBAC calls it, with its API group; `path` is relative to the server's URL. `is_optional` is set where
-    an API server may lack the whole kind.
+    an API server may lack the whole kind, and `is_dispensable` where it may refuse it for any reason. `accept` is the
+    form of objects that is asked for, and `sent_kind` what they then call themselves.
     """
 
     kind: type[ObjectT]
@@ -35,6 +40,14 @@ class Resource(Generic[ObjectT]):
     path: str
     selectors: Mapping[str, str] = field(default_factory=dict)
     is_optional: bool = False
+    is_dispensable: bool = False
+    accept: str = JSON
+    sent_kind: str = ""
+
+    @property
+    def kind_name(self) -> str:
+        """What an object of it says that it is."""
+        return self.sent_kind or self.kind.__name__
 
     def __str__(self) -> str:
         namespace = self.path.partition("/namespaces/")[2].partition("/")[0]
@@ -43,21 +56,34 @@ class Resource(Generic[ObjectT]):
 
 def services(namespace: str = "") -> Resource[Service]:
     """All services that are not another proxy's."""
-    path = _path("/api/v1", namespace, "services")
+    path = path_of("v1", namespace, "services")
     return Resource(Service, "services", path, {"labelSelector": _OURS_WITH_CLUSTER_IP})
 
 
 def endpoint_slices(namespace: str = "") -> Resource[EndpointSlice]:
     """All slices of services with a cluster IP."""
-    path = _path("/apis/discovery.k8s.io/v1", namespace, "endpointslices")
+    path = path_of("discovery.k8s.io/v1", namespace, "endpointslices")
     selectors = {"labelSelector": _OURS_WITH_CLUSTER_IP}
     return Resource(EndpointSlice, "endpointslices.discovery.k8s.io", path, selectors, is_optional=True)
 
 
 def endpoints(namespace: str = "") -> Resource[Endpoints]:
     """What slices replace; for API servers that do not have slices."""
-    path = _path("/api/v1", namespace, "endpoints")
+    path = path_of("v1", namespace, "endpoints")
     return Resource(Endpoints, "endpoints", path, {"labelSelector": _OURS_WITH_CLUSTER_IP})
+
+
+def endpoints_metadata(namespace: str = "") -> Resource[EndpointsMetadata]:
+    """The annotations of what slices replace. The server is asked for metadata alone, as addresses may be many."""
+    return Resource(
+        EndpointsMetadata,
+        "endpoints",
+        endpoints(namespace).path,
+        {"labelSelector": _OURS_WITH_CLUSTER_IP},
+        is_dispensable=True,
+        accept=_METADATA_ALONE,
+        sent_kind=_METADATA,
+    )
 
 
 def this_node(name: str) -> Resource[Node]:
@@ -65,5 +91,7 @@ def this_node(name: str) -> Resource[Node]:
     return Resource(Node, "nodes", "/api/v1/nodes", {"fieldSelector": f"metadata.name={name}"})
 
 
-def _path(group: str, namespace: str, plural: str) -> str:
-    return f"{group}/namespaces/{quote(namespace, safe='')}/{plural}" if namespace else f"{group}/{plural}"
+def path_of(api_version: str, namespace: str, plural: str) -> str:
+    """Return the path of a collection, in all namespaces if `namespace` is "". `api_version` is such as `apps/v1`."""
+    served_at = f"/{'apis' if '/' in api_version else 'api'}/{api_version}"
+    return f"{served_at}/namespaces/{quote(namespace, safe='')}/{plural}" if namespace else f"{served_at}/{plural}"

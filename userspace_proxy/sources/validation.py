@@ -11,7 +11,15 @@ from collections.abc import Iterable, Iterator
 from typing import Final, NamedTuple, TypeVar, assert_never
 
 from userspace_proxy.core.addresses import canonical_address, parse_network
-from userspace_proxy.core.objects import EndpointPort, Endpoints, EndpointSlice, KubernetesObject, Service, ServiceSpec
+from userspace_proxy.core.objects import (
+    EndpointPort,
+    Endpoints,
+    EndpointSlice,
+    EndpointsMetadata,
+    KubernetesObject,
+    Service,
+    ServiceSpec,
+)
 
 _LABEL = re.compile(r"[a-z0-9](?:[-a-z0-9]{0,61}[a-z0-9])?")
 _SUBDOMAIN = re.compile(r"(?=.{1,253}\Z)[a-z0-9](?:[-a-z0-9]*[a-z0-9])?(?:\.[a-z0-9](?:[-a-z0-9]*[a-z0-9])?)*")
@@ -44,6 +52,8 @@ def faults(each: KubernetesObject) -> Iterator[Fault]:
             yield from _slice(each)
         case Endpoints():
             yield from _endpoints(each)
+        case EndpointsMetadata():  # comes from an API server alone
+            return
         case _:
             assert_never(each)
 

@@ -132,7 +132,7 @@ def read_page(resource: Resource[ObjectT], body: bytes) -> Page[ObjectT]:
         page = _pages.decode(body)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise StreamBroken("list", str(resource), f"no list: {error}") from error
-    _check_kind(page.kind, f"{resource.kind.__name__}List", "list", resource)
+    _check_kind(page.kind, f"{resource.kind_name}List", "list", resource)
     if not page.metadata.resource_version:
         raise StreamBroken("list", str(resource), "the list has no resource version")
     return Page(resource, page.metadata.resource_version, page.metadata.continue_token or "", page.items or ())
@@ -146,7 +146,7 @@ def read_event(resource: Resource[ObjectT], line: bytes) -> Event[ObjectT]:
             raise _error(resource, msgspec.json.decode(event.object, type=Status))
         if event.type is _EventType.BOOKMARK:
             return Bookmark(_items.decode(event.object).metadata.resource_version or "")
-        _check_kind(_kinds.decode(event.object).kind, resource.kind.__name__, "watch", resource)
+        _check_kind(_kinds.decode(event.object).kind, resource.kind_name, "watch", resource)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise StreamBroken("watch", str(resource), f"no event: {error}") from error
     decoded = _decode(event.object, resource, "watch")

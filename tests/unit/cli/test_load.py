@@ -107,6 +107,7 @@ def test_flags_for_the_log_and_our_own_and_the_host_name_outrank_the_file(config
         "--vmodule=flag=2",
         "--hostname-override=Flag",
         "--unidling=off",
+        "--wake-scale",
         "--logtostderr",
     )
     document = config.document
@@ -116,7 +117,7 @@ def test_flags_for_the_log_and_our_own_and_the_host_name_outrank_the_file(config
         VModule(file_pattern="file", verbosity=1),
     )
     assert document.hostname_override == "flag"
-    assert (config.own.unidling, config.own.workers) == ("off", 2)
+    assert (config.own.unidling, config.own.workers, config.own.wake.scale) == ("off", 2, True)
     assert config.warnings == ()
 
 

@@ -6,15 +6,29 @@ from typing import Any
 
 import msgspec
 
-from userspace_proxy.core.objects import Endpoints, EndpointSlice, Service
+from userspace_proxy.core.objects import Endpoints, EndpointSlice, EndpointsMetadata, Service
 
 HTTP = {"name": "http", "port": 80}
 
 
-def service(name: str = "web", *, labels: dict[str, str] | None = None, status: Any = None, **spec: Any) -> Service:
+def service(
+    name: str = "web",
+    *,
+    labels: dict[str, str] | None = None,
+    annotations: dict[str, str] | None = None,
+    status: Any = None,
+    **spec: Any,
+) -> Service:
     """Return a service with the cluster IP 10.96.0.1 and one port, 80/TCP, named http, unless `spec` says otherwise."""
     spec = {"clusterIP": "10.96.0.1", "ports": [HTTP], **spec}
-    return msgspec.convert({"metadata": {"name": name, "labels": labels}, "spec": spec, "status": status}, Service)
+    metadata = {
+        "name": name,
+        "labels": labels,
+        "annotations": annotations,
+        "uid": f"uid-{name}",
+        "resourceVersion": "7",
+    }
+    return msgspec.convert({"metadata": metadata, "spec": spec, "status": status}, Service)
 
 
 def slice_of(
@@ -50,5 +64,11 @@ def endpoint(
     return {"addresses": [address], "nodeName": node, "conditions": conditions, "hints": hints}
 
 
-def endpoints_of(name: str, *subsets: Any) -> Endpoints:
-    return msgspec.convert({"metadata": {"name": name}, "subsets": list(subsets)}, Endpoints)
+def endpoints_of(name: str, *subsets: Any, annotations: dict[str, str] | None = None) -> Endpoints:
+    return msgspec.convert(
+        {"metadata": {"name": name, "annotations": annotations}, "subsets": list(subsets)}, Endpoints
+    )
+
+
+def endpoints_metadata(name: str, annotations: dict[str, str] | None = None) -> EndpointsMetadata:
+    return msgspec.convert({"metadata": {"name": name, "annotations": annotations}}, EndpointsMetadata)

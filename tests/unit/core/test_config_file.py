@@ -143,6 +143,7 @@ def test_further_documents_are_not_read_and_that_is_said() -> None:
         ("nodePortAddresses: [primary]", "nodePortAddresses", ("primary",)),
         ("userspaceProxy: {workers: auto}", "userspaceProxy.workers", "auto"),
         ("userspaceProxy: {workers: 4}", "userspaceProxy.workers", 4),
+        ("userspaceProxy: {wake: {scale: true}}", "userspaceProxy.wake.scale", True),
         ("iptables: {localhostNodePorts: false}", "iptables.localhostNodePorts", False),
         ("iptables: {snatNodeInternalIP: true}", "iptables.snatNodeInternalIP", True),
         ("conntrack: {tcpBeLiberal: true}", "conntrack.tcpBeLiberal", True),

@@ -113,6 +113,16 @@ def test_all_of_kube_proxys_metrics_are_there_and_filled(families: dict[str, Met
     assert all(families[name].samples for name in KUBE_PROXY)
 
 
+def test_requests_for_pods_are_counted_by_how_they_end() -> None:
+    metrics = filled()
+    metrics.waking.count("event", "done")
+    metrics.waking.count("event", "done")
+    metrics.waking.count("scaling", "failed")
+    families = parsed(metrics.pieces(LiveCounters()))
+    assert samples(families["userspace_proxy_wake_events_total"]) == {("done",): 2, ("unneeded",): 0, ("failed",): 0}
+    assert samples(families["userspace_proxy_wake_scalings_total"]) == {("done",): 0, ("unneeded",): 0, ("failed",): 1}
+
+
 def test_syncs_have_kube_proxys_buckets(families: dict[str, Metric]) -> None:
     buckets = [
         float(each.labels["le"])
