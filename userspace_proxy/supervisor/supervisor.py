@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import math
 import os
 import selectors
 import signal
@@ -138,7 +139,7 @@ class Supervisor:
             case b"":
                 self._forget_socket(child)
             case Word.ALIVE.value:
-                child.heard_at = time.monotonic()
+                self._note_alive(child)
             case Word.READY.value if not self._is_ready:
                 self._is_ready = True
                 self._notify(READY)
@@ -212,7 +213,8 @@ class Supervisor:
             moments = [self._kill_at]
         elif self._data.pid:
             moments.append(self._data.heard_at + (_STUCK_S if self._data.is_late else _LATE_S))
-        return max(0.0, min(moments) - time.monotonic()) if moments else None
+        first = min(moments, default=math.inf)
+        return max(0.0, first - time.monotonic()) if math.isfinite(first) else None
 
     def _look_at_the_clock(self) -> None:
         now = time.monotonic()
@@ -233,14 +235,18 @@ class Supervisor:
         silent_s = now - self._data.heard_at
         if silent_s >= _STUCK_S:
             _log.error("the data process is stuck for %.0f s and is killed", silent_s)
-            self._data.heard_at = now
+            self._data.heard_at = math.inf  # until there is another one
             self._signal(self._data, signal.SIGKILL)
-        elif self._data.is_late != (silent_s >= _LATE_S):
-            self._data.is_late = not self._data.is_late
-            if self._data.is_late:
-                _log.warning("the data process is stuck for %.0f s", silent_s)
-            else:
-                _log.warning("the data process goes on")
+        elif silent_s >= _LATE_S and not self._data.is_late:
+            self._data.is_late = True
+            _log.warning("the data process is stuck for %.0f s", silent_s)
+            self._tell(self._control)
+
+    def _note_alive(self, child: _Child) -> None:
+        child.heard_at = time.monotonic()
+        if child.is_late:
+            child.is_late = False
+            _log.warning("the %s goes on", child.role.text)
             self._tell(self._control)
 
 
