@@ -4,31 +4,34 @@ from __future__ import annotations
 
 import logging
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from userspace_proxy import __version__
 from userspace_proxy.cli import PROGRAM
 from userspace_proxy.cli.flag_help import render
 from userspace_proxy.cli.load import load_config
+from userspace_proxy.cli.logs import set_up_daemon_logging
 from userspace_proxy.cli.pflag import parse
-from userspace_proxy.cli.processes import set_up_daemon_logging, supervise
 from userspace_proxy.cli.running import run_until_stopped
 from userspace_proxy.core.config import Action, Config
 from userspace_proxy.core.config_file import encode
 from userspace_proxy.core.errors import ConfigError
+from userspace_proxy.node import systemd
+from userspace_proxy.node.setup import log_steps, set_up_process
+from userspace_proxy.supervisor.protocol import Role
+from userspace_proxy.supervisor.supervisor import Supervisor
 
 _log = logging.getLogger(__name__)
 
 
-def daemon(arguments: Sequence[str], commands: Mapping[str, str]) -> None:
-    """Do what the arguments ask for, and return when it is done. Raises ProxyError.
-
-    `commands` are the other commands of the program, for `--help`.
-    """
+def daemon(arguments: Sequence[str]) -> None:
+    """Do what the arguments ask for, and return when it is done. Raises ProxyError."""
     flags = parse(arguments)
     if flags.get("help"):
-        print(render(commands))
+        from userspace_proxy.cli.commands import summaries
+
+        print(render(summaries()))
         return
     if flags.get("version"):
         print(f"{PROGRAM} {__version__}")
@@ -43,6 +46,18 @@ def daemon(arguments: Sequence[str], commands: Mapping[str, str]) -> None:
         write_config(config)
     else:
         set_up_or_clean_up(config)
+
+
+def supervise(config: Config, arguments: Sequence[str]) -> int:
+    """Run the daemon of these arguments, and return its exit code. What is set up here is inherited by all."""
+    log_steps(set_up_process(config.document.oom_score_adj))
+    program = sys.orig_argv[: len(sys.orig_argv) - len(sys.argv) + 1]
+    log = config.document.logging
+    commands = {
+        Role.CONTROL: [*program, Role.CONTROL.value, *arguments],
+        Role.DATA: [*program, Role.DATA.value, str(log.verbosity), log.format],
+    }
+    return Supervisor(commands, systemd.notify).run()
 
 
 def write_config(config: Config) -> None:

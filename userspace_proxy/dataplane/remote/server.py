@@ -38,10 +38,12 @@ from userspace_proxy.dataplane.remote.messages import (
     in_batches,
     numbers,
 )
+from userspace_proxy.garbage import keep_out_of_collections
 
 SetUpLogging = Callable[[int, str], None]
 
 _ENDPOINTS_PER_PAGE = 200  # about 1 ms
+_MANY_UPDATES = 1000  # a large cluster was taken in
 _MAX_PENDING_NOTICES = 1 << 18  # bytes that the control process has not read yet
 
 _log = logging.getLogger(__name__)
@@ -59,6 +61,8 @@ class DataServer:
         self._requests: asyncio.Queue[tuple[Request, list[int]] | None] = asyncio.Queue()
         self._received: dict[Listening, socket.socket] = {}
         self._counted: tuple[CountedServicePort, ...] = ()
+        self._untold: dict[ServicePortName, None] = {}  # clients that waited while no control process was there
+        self._updates_since_freeze = 0
 
     def attach(self, sock: socket.socket) -> None:
         """Serve the control process at the other end of this socket from now on, and tell it what there is."""
@@ -139,6 +143,7 @@ class DataServer:
             return
         for listening, fd in zip(step.open, fds, strict=True):
             self._received[listening] = socket.socket(fileno=fd)
+        self._updates_since_freeze += len(step.update)
         await self._plane.apply(
             Plan(
                 update=tuple(each.service_port() for each in step.update),
@@ -149,6 +154,9 @@ class DataServer:
             Applied(),
         )
         self._send(Done(step.id))
+        if self._updates_since_freeze >= _MANY_UPDATES and self._requests.empty():
+            self._updates_since_freeze = 0
+            keep_out_of_collections()
 
     def _take_received(
         self, name: ServicePortName, addresses: Iterable[ListenAddress]
@@ -164,6 +172,9 @@ class DataServer:
                 bound = tuple(listener.address for _, listener in batch)
                 self._send(Present(open=listening, bound=bound), [listener.fileno() for _, listener in batch])
         self._send(AllPresent(self._identity))
+        for name in self._untold:
+            self._send(NeedsPods(name))
+        self._untold.clear()
 
     async def _send_page(self, request: ReadCounters) -> None:
         assert self._plane is not None
@@ -193,6 +204,8 @@ class DataServer:
             self._send(DialFailed(name, endpoint))
 
     def _tell_need(self, name: ServicePortName) -> None:
+        if self._channel is None:
+            self._untold[name] = None
         self._send(NeedsPods(name))
 
 
