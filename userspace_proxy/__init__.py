@@ -1,7 +1,7 @@
 """kube-proxy's userspace mode on asyncio and uvloop. The public Python API is what `__all__` names."""
 
 from userspace_proxy.core.balancer import Balancer, RoundRobin
-from userspace_proxy.core.counters import Counters, EndpointCounters, LiveCounters
+from userspace_proxy.core.counters import Counters, EndpointCounters, LimitCounters, LiveCounters
 from userspace_proxy.core.errors import ConfigError, ListenFailed, NoEndpoints, ProxyError
 from userspace_proxy.core.model import Endpoint, L4Protocol, ListenAddress, ServicePort, ServicePortName, Snapshot
 from userspace_proxy.dataplane.settings import DataPlaneSettings
@@ -17,6 +17,7 @@ __all__ = [
     "Endpoint",
     "EndpointCounters",
     "L4Protocol",
+    "LimitCounters",
     "ListenAddress",
     "ListenFailed",
     "LiveCounters",

@@ -32,6 +32,7 @@ from userspace_proxy.metrics import Metrics
 from userspace_proxy.metrics.processes import ReadProcesses, just_this_one
 from userspace_proxy.node import systemd
 from userspace_proxy.node.capabilities import capability_warnings, effective_capabilities
+from userspace_proxy.node.limits import backlog_warning
 from userspace_proxy.node.setup import (
     ConntrackSettings,
     is_sys_read_only,
@@ -136,6 +137,7 @@ class Daemon:
         asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, _log.info, "SIGHUP is ignored")
         steps = set_up_host(_conntrack_settings(self._config))
         log_steps(steps)
+        _warn(filter(None, (backlog_warning(self._config.own.listen_backlog),)))
         client = self._config.document.client_connection
         async with ApiConnection(
             _access(self._config), qps=client.qps, burst=client.burst, on_answer=self._metrics.rest_client.answered

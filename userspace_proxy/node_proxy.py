@@ -44,6 +44,11 @@ def data_plane_settings(config: Config) -> DataPlaneSettings:
         max_sessions=own.max_udp_sessions or None,
         dial_ladder_s=own.dial_ladder,
         half_close_timeout_s=own.half_close_timeout,
+        tcp_idle_timeout_s=own.tcp_idle_timeout,
+        tcp_user_timeout_s=own.tcp_user_timeout,
+        max_connections=own.max_connections,
+        max_connections_per_service_port=own.max_connections_per_service_port,
+        listen_backlog=own.listen_backlog,
         cross_family=False,
         proxy_ports=config.proxy_ports,
     )

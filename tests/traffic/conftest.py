@@ -10,7 +10,7 @@ import threading
 from collections.abc import Callable, Coroutine, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 import pytest
 import uvloop
@@ -40,6 +40,7 @@ from userspace_proxy import (
     ServicePortName,
     Snapshot,
 )
+from userspace_proxy.dataplane import udp
 from userspace_proxy.dataplane.interface import MakeDataPath
 from userspace_proxy.dataplane.plane import DataPlane
 from userspace_proxy.proxy import in_this_process
@@ -54,28 +55,30 @@ class Variant:
     new_loop: Callable[[], asyncio.AbstractEventLoop]
     poller: str
     use_splice: bool
+    mmsg: Literal["by load", "always", "never"]
     is_child: bool = False
 
     def __str__(self) -> str:
+        loop, copying = self.new_loop.__module__.partition(".")[0], "splice" if self.use_splice else "copy"
         where = "-child" if self.is_child else ""
-        how = "splice" if self.use_splice else "copy"
-        return f"{self.new_loop.__module__.partition('.')[0]}-{self.poller}-{how}{where}"
+        return f"{loop}-{self.poller}-{copying}-mmsg {self.mmsg}{where}".replace(" ", "_")
 
     @property
     def make_data_path(self) -> MakeDataPath:
         return ChildPlane if self.is_child else in_this_process
 
     def settings(self, **changed: Any) -> DataPlaneSettings:
-        return DataPlaneSettings(poller=self.poller, use_splice=self.use_splice, **changed)  # type: ignore[arg-type]
+        changed = {"use_splice": self.use_splice, "use_mmsg": self.mmsg != "never", **changed}
+        return DataPlaneSettings(poller=self.poller, **changed)  # type: ignore[arg-type]
 
 
 VARIANTS = (
-    Variant(uvloop.new_event_loop, "epoll", True),
-    Variant(uvloop.new_event_loop, "epoll", False),
-    Variant(asyncio.new_event_loop, "epoll", True),
-    Variant(asyncio.new_event_loop, "loop", False),
-    Variant(uvloop.new_event_loop, "loop", False),
-    Variant(uvloop.new_event_loop, "epoll", True, is_child=True),
+    Variant(uvloop.new_event_loop, "epoll", True, "by load"),
+    Variant(uvloop.new_event_loop, "epoll", False, "never"),
+    Variant(asyncio.new_event_loop, "epoll", True, "always"),
+    Variant(asyncio.new_event_loop, "loop", False, "by load"),
+    Variant(uvloop.new_event_loop, "loop", False, "always"),
+    Variant(uvloop.new_event_loop, "epoll", True, "by load", is_child=True),
 )
 
 
@@ -269,7 +272,9 @@ def _loops_have_run_once() -> None:
 
 
 @pytest.fixture(params=VARIANTS, ids=str)
-def variant(request: pytest.FixtureRequest) -> Variant:
+def variant(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Variant:
+    if request.param.mmsg == "always":  # even for one datagram, if it is not the first
+        monkeypatch.setattr(udp, "_FEW", 0)
     return request.param  # type: ignore[no-any-return]
 
 

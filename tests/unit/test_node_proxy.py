@@ -12,14 +12,16 @@ import pytest
 
 from tests.support.announcing import Announcing
 from userspace_proxy import node_proxy
-from userspace_proxy.core.config import Config
+from userspace_proxy.core.config import DEFAULTS, Config, OwnSettings, with_field
 from userspace_proxy.core.config_addresses import NodeAddresses
 from userspace_proxy.core.counters import LiveCounters
+from userspace_proxy.core.durations import Duration
 from userspace_proxy.core.health import ProxyHealth
 from userspace_proxy.core.model import Endpoint, IPFamily, ServicePort, ServicePortName, Snapshot
+from userspace_proxy.dataplane.settings import DataPlaneSettings
 from userspace_proxy.metrics import Metrics
 from userspace_proxy.node.addresses import LocalAddress
-from userspace_proxy.node_proxy import NodeProxy
+from userspace_proxy.node_proxy import NodeProxy, data_plane_settings
 from userspace_proxy.redirect.keeper import RuleKeeper
 from userspace_proxy.redirect.redirector import Redirector
 
@@ -98,3 +100,28 @@ async def test_a_change_that_comes_during_a_sync_waits_since_it_came(monkeypatch
             assert not rig.health.is_healthy(now=now + 61)
     assert rig.sample("kubeproxy_network_programming_duration_seconds_count") == 1
     assert rig.sample("kubeproxy_network_programming_duration_seconds_sum") >= 3
+
+
+def test_the_data_path_gets_each_limit_of_the_configuration() -> None:
+    own = OwnSettings(
+        dial_ladder=(Duration(0.5), Duration(3)),
+        half_close_timeout=Duration(60),
+        listen_backlog=100,
+        max_connections=1000,
+        max_connections_per_service_port=50,
+        max_udp_sessions=7,
+        tcp_idle_timeout=Duration(90),
+        tcp_user_timeout=Duration(30),
+    )
+    settings = data_plane_settings(Config(document=with_field(DEFAULTS, "userspaceProxy", own)))
+    assert settings == DataPlaneSettings(
+        max_sessions=7,
+        dial_ladder_s=(0.5, 3),
+        half_close_timeout_s=60,
+        tcp_idle_timeout_s=90,
+        tcp_user_timeout_s=30,
+        max_connections=1000,
+        max_connections_per_service_port=50,
+        listen_backlog=100,
+        cross_family=False,
+    )

@@ -153,8 +153,11 @@ GROUPS: Final[dict[str, tuple[Flag, ...]]] = {
              "means forever."),
         _own("half-close-timeout", _D, "halfCloseTimeout", "How long a half-closed connection lasts on which nothing "
              "moves."),
+        _own("tcp-user-timeout", _D, "tcpUserTimeout", "How long a TCP connection lasts whose peer acknowledges "
+             "nothing, or takes nothing; 0 leaves that to the system."),
         _own("dial-ladder", Kind.DURATIONS, "dialLadder", "Time limits of the attempts to reach an endpoint."),
-        _own("max-connections", _I, "maxConnections", "TCP connections at once; 0 means no limit."),
+        _own("max-connections", _I, "maxConnections", "TCP connections at once, beyond which clients wait to be "
+             "accepted; 0 means no limit."),
         _own("max-connections-per-service-port", _I, "maxConnectionsPerServicePort", "The same for each service port."),
         _own("listen-backlog", _I, "listenBacklog", "Connections that may wait to be accepted."),
         _own("workers", Kind.WORKERS, "workers", "Processes that move the bytes; auto means one per CPU."),

@@ -8,41 +8,27 @@ import logging
 import os
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
-from typing import Any, TypeVar
+from collections.abc import Iterable, Sequence
+from typing import Any
 
 import click
 
+from userspace_proxy.cli.limits import limit_options
 from userspace_proxy.cli.logs import LogFormat, set_up_logging
+from userspace_proxy.cli.parsed import Parsed, not_negative_duration, positive_duration
 from userspace_proxy.cli.running import run_until_stopped
-from userspace_proxy.core.durations import format_duration, parse_duration
+from userspace_proxy.core.durations import format_duration
 from userspace_proxy.core.errors import ConfigError
 from userspace_proxy.core.model import L4Protocol, ListenAddress, ServicePort
 from userspace_proxy.core.placement import HostPort, PortReference, parse_port, parse_service
 from userspace_proxy.dataplane.settings import DataPlaneSettings
 from userspace_proxy.local import FileSource, LocalOptions, LocalProxy, NoSource, Row, SnapshotSource
-from userspace_proxy.node.limits import raise_descriptor_limit
-
-Value = TypeVar("Value")
+from userspace_proxy.node.limits import backlog_warning, raise_descriptor_limit
 
 _SHOWN_ENDPOINTS = 4
 _COLUMNS = ("SERVICE PORT", "PROTOCOL", "LOCAL ADDRESS", "ENDPOINTS", "AFFINITY")
 
 _log = logging.getLogger(__name__)
-
-
-class Parsed(click.ParamType[Value]):
-    """A value that is read by a function of ours, whose ConfigError becomes click's."""
-
-    def __init__(self, name: str, parse: Callable[[str], Value]) -> None:
-        self.name = name
-        self._parse = parse
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Value:
-        try:
-            return self._parse(value) if isinstance(value, str) else value
-        except ConfigError as error:
-            self.fail(str(error), param, ctx)
 
 
 def _hosts(text: str) -> tuple[HostPort, ...]:
@@ -76,20 +62,6 @@ def _ip_address(text: str) -> str:
         return str(ipaddress.ip_address(text.strip("[]")))
     except ValueError:
         raise ConfigError(f"{text!r} is not an IP address") from None
-
-
-def _positive_duration(text: str) -> float:
-    seconds = parse_duration(text)
-    if seconds <= 0:
-        raise ConfigError("must be greater than 0")
-    return seconds
-
-
-def _duration(text: str) -> float:
-    seconds = parse_duration(text)
-    if seconds < 0:
-        raise ConfigError("must not be negative")
-    return seconds
 
 
 def _refuse_overlapping(addresses: Sequence[str]) -> None:
@@ -178,18 +150,19 @@ _many: dict[str, Any] = {"multiple": True, "default": ()}
 )
 @click.option(
     "--udp-timeout",
-    type=Parsed("DURATION", _positive_duration),
+    type=Parsed("DURATION", positive_duration),
     default="60s",
     show_default=True,
     help="How long an idle UDP session lasts.",
 )
 @click.option(
     "--drain-timeout",
-    type=Parsed("DURATION", _duration),
+    type=Parsed("DURATION", not_negative_duration),
     default="5s",
     show_default=True,
     help="How long open connections may go on after SIGTERM or Ctrl-C.",
 )
+@limit_options
 @click.option(
     "-v",
     "--v",
@@ -216,6 +189,7 @@ def local(
     drain_timeout: float,
     verbosity: int,
     log_format: LogFormat,
+    **limits: Any,
 ) -> None:
     """Serve Kubernetes services on local ports, without root, from files or from a cluster.
 
@@ -235,8 +209,7 @@ def local(
     _refuse_repeated("--port-map", (str(reference) for reference, _ in port_map))
     _refuse_overlapping(listen_addresses)
     set_up_logging(verbosity, log_format)
-    warning = raise_descriptor_limit()
-    if warning:
+    for warning in filter(None, (raise_descriptor_limit(), backlog_warning(limits["listen_backlog"]))):
         _log.warning(warning)
     options = LocalOptions(
         listen_addresses=tuple(dict.fromkeys(listen_addresses)),
@@ -248,7 +221,7 @@ def local(
         auto_ports=auto_ports,
         keep_going=keep_going,
         drain_timeout_s=drain_timeout,
-        settings=DataPlaneSettings(udp_idle_timeout_s=udp_timeout),
+        settings=DataPlaneSettings(udp_idle_timeout_s=udp_timeout, **limits),
     )
     source: SnapshotSource = FileSource(paths) if paths else NoSource()
     if is_from_cluster:

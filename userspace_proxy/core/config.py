@@ -147,6 +147,7 @@ class OwnSettings(Section, frozen=True):
     metrics_port_limit: Int32 = 2000
     rule_style: RuleStyle = "faithful"
     tcp_idle_timeout: Duration = Duration(0)
+    tcp_user_timeout: Duration = Duration(0)
     unidling: Unidling = "on"
     unidling_hold_timeout: Duration = Duration(120)
     unidling_max_connections: Int32 = 16

@@ -27,6 +27,7 @@ from userspace_proxy.core.host_ports import (
     parse_port_range,
     split_host_port,
 )
+from userspace_proxy.core.limits import MAX_BACKLOG, MAX_USER_TIMEOUT_S
 
 OTHER_MODES: Final = {
     "iptables": "run kube-proxy itself",
@@ -40,16 +41,11 @@ _POSITIVE = "must be greater than 0"
 _NOT_NEGATIVE = "must be greater than or equal to 0"
 _LOCAL_MODES = ("ClusterCIDR", "NodeCIDR", "BridgeInterface", "InterfaceNamePrefix", "")
 _UNSERVED = (
-    "listen_backlog",
-    "max_connections",
-    "max_connections_per_service_port",
-    "tcp_idle_timeout",
     "unidling",
     "unidling_hold_timeout",
     "unidling_max_connections",
     "workers",
 )
-_MAX_BACKLOG = 2**16 - 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -214,6 +210,7 @@ def _own(own: OwnSettings) -> Iterator[Problem]:
         ("maxUdpSessions", own.max_udp_sessions),
         ("metricsPortLimit", own.metrics_port_limit),
         ("tcpIdleTimeout", own.tcp_idle_timeout),
+        ("tcpUserTimeout", own.tcp_user_timeout),
     ):
         if limit < 0:
             yield problem(name, limit, _NOT_NEGATIVE)
@@ -224,12 +221,18 @@ def _own(own: OwnSettings) -> Iterator[Problem]:
     ):
         if amount <= 0:
             yield problem(name, amount, _POSITIVE)
-    if not 1 <= own.listen_backlog <= _MAX_BACKLOG:
-        yield problem("listenBacklog", own.listen_backlog, f"must be within the range [1, {_MAX_BACKLOG}]")
+    if not 1 <= own.listen_backlog <= MAX_BACKLOG:
+        yield problem("listenBacklog", own.listen_backlog, f"must be within the range [1, {MAX_BACKLOG}]")
     if own.workers != "auto" and own.workers < 1:
         yield problem("workers", own.workers, "must be a number of processes, or auto")
-    if not own.dial_ladder or min(own.dial_ladder) <= 0:
-        yield problem("dialLadder", own.dial_ladder, "must hold time limits greater than 0")
+    if own.tcp_user_timeout > MAX_USER_TIMEOUT_S:
+        longest = Duration(MAX_USER_TIMEOUT_S)
+        yield problem("tcpUserTimeout", own.tcp_user_timeout, f"must be less than or equal to {longest}")
+    if not own.dial_ladder:
+        yield problem("dialLadder", own.dial_ladder, "must have one time limit at least")
+    for index, limit_s in enumerate(own.dial_ladder):
+        if limit_s <= 0:
+            yield problem(f"dialLadder[{index}]", limit_s, _POSITIVE)
 
 
 def _as_go_prints(value: object) -> str:

@@ -8,6 +8,18 @@ from typing import Protocol
 
 from userspace_proxy.core.model import Endpoint, ServicePortName
 
+OF_THE_MOMENT = frozenset(
+    {
+        "open_connections",
+        "open_sessions",
+        "max_connections",
+        "max_connections_per_service_port",
+        "admitted_connections",
+        "paused_listeners",
+    }
+)
+"""The fields of all counters below that say what is now; the others only grow."""
+
 
 @dataclass(frozen=True, slots=True)
 class EndpointCounters:
@@ -39,6 +51,27 @@ def add_up(readings: Iterable[EndpointCounters]) -> EndpointCounters:
 
 
 @dataclass(frozen=True, slots=True)
+class LimitCounters:
+    """Limits on TCP connections, what there is against them, and how often each was reached. A maximum of 0 is none.
+
+    `admitted_connections` are those that count: relayed, being dialled, or being closed. `max_connections_reached` and
+    the one for service ports say how often a listener paused. `abandoned_connections` were accepted, and no endpoint
+    could be reached for them. `peer_timeouts` are connections one of whose peers acknowledged nothing any more.
+    """
+
+    max_connections: int = 0
+    max_connections_per_service_port: int = 0
+    admitted_connections: int = 0
+    paused_listeners: int = 0
+    max_connections_reached: int = 0
+    max_connections_per_service_port_reached: int = 0
+    abandoned_connections: int = 0
+    idle_timeouts: int = 0
+    half_close_timeouts: int = 0
+    peer_timeouts: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class Counters:
     """A reading of all counters of a data path at one moment.
 
@@ -54,6 +87,7 @@ class Counters:
     accept_errors: int = 0
     dropped_datagrams: int = 0
     evicted_sessions: int = 0
+    limits: LimitCounters = field(default_factory=LimitCounters)
 
 
 class CountedServicePort(Protocol):
@@ -84,3 +118,4 @@ class LiveCounters:
     accept_errors: int = 0
     dropped_datagrams: int = 0
     evicted_sessions: int = 0
+    limits: LimitCounters = field(default_factory=LimitCounters)

@@ -37,6 +37,7 @@ class Target:
         "connections",
         "dial_failures",
         "endpoint",
+        "name",
         "open_connections",
         "open_sessions",
         "sessions",
@@ -46,7 +47,8 @@ class Target:
         "to_endpoint",
     )
 
-    def __init__(self, endpoint: Endpoint) -> None:
+    def __init__(self, name: ServicePortName, endpoint: Endpoint) -> None:
+        self.name = name
         self.endpoint = endpoint
         self.socket_family: socket.AddressFamily = SOCKET_FAMILY[endpoint.family]
         self.socket_address = (endpoint.address, endpoint.port)
@@ -93,7 +95,7 @@ class Backends:
         self._internal, self._external = service_port.endpoints, service_port.external_endpoints
         before = self._targets
         endpoints = dict.fromkeys((*self._internal, *(self._external or ())))
-        self._targets = {endpoint: before.get(endpoint) or Target(endpoint) for endpoint in endpoints}
+        self._targets = {endpoint: before.get(endpoint) or Target(self.name, endpoint) for endpoint in endpoints}
         self._retire([target for endpoint, target in before.items() if endpoint not in self._targets])
         before_balancers, self._balancers = self._balancers, {}
         for scope, of_scope in ((Scope.INTERNAL, self._internal), (Scope.EXTERNAL, self._external or ())):

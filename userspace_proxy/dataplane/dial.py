@@ -20,7 +20,9 @@ from userspace_proxy.dataplane.sockets import (
     LOCAL_FAULTS,
     OUT_OF_RESOURCES,
     SOCKET_FAMILY,
+    is_connected_to_itself,
     new_stream_socket,
+    reset_on_close,
     set_stream_options,
 )
 
@@ -79,6 +81,10 @@ class Dial:
         assert self._sock is not None
         result = self._sock.connect_ex(self._target.socket_address)
         if result in _CONNECTED:
+            if is_connected_to_itself(self._sock, self._target.endpoint.port):
+                reset_on_close(self._sock)
+                self._try_next(errno.ECONNREFUSED)
+                return
             sock, self._sock = self._sock, None
             self._leave()
             self._note_success()
@@ -101,15 +107,18 @@ class Dial:
         result = sock.connect_ex(target.socket_address)
         if result == errno.EINPROGRESS:  # asking again spares an event where it was quick (performance.md: +10 %)
             result = sock.connect_ex(target.socket_address)
+        if result in _CONNECTED and is_connected_to_itself(sock, target.endpoint.port):
+            reset_on_close(sock)
+            result = errno.ECONNREFUSED
         if result in _CONNECTED:
-            set_stream_options(sock)
+            set_stream_options(sock, engine.settings.tcp_user_timeout_s)
             self._note_success()
             client, server = engine.relay.start(self._client_fd, SOCKET_FAMILY[self._origin[1]], sock, target)
             engine.poller.watch(client.fd, client)
             engine.poller.watch(server.fd, server)
             return True
         if result in _UNDER_WAY:
-            set_stream_options(sock)
+            set_stream_options(sock, engine.settings.tcp_user_timeout_s)
             self._sock = sock
             engine.dials.add(self)
             engine.poller.watch_writable(sock.fileno(), self)
@@ -170,8 +179,10 @@ class Dial:
         self._leave()
         os.close(self._client_fd)
         self._client_fd = -1
+        self._engine.admission.released(self._backends.name)
 
     def _abandon(self, why: str) -> None:
+        self._engine.abandoned += 1
         self._engine.complain(self._backends.name, f"a connection was closed, as {why}")
         self.cancel()
 

@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from functools import cached_property
 from typing import Protocol
 
+from userspace_proxy.core.counters import LimitCounters
 from userspace_proxy.core.model import Endpoint, ServicePortName
+from userspace_proxy.dataplane.admission import Admission
+from userspace_proxy.dataplane.batches import DatagramBatches, make_batches
 from userspace_proxy.dataplane.interface import Notices
 from userspace_proxy.dataplane.poller import make_poller
 from userspace_proxy.dataplane.relay import Relay
@@ -33,23 +37,47 @@ class Engine:
         self.settings = settings
         self._notices = notices
         self.poller = make_poller(settings.poller, loop)
-        self.relay = Relay(self.poller, loop, settings)
+        self.admission = Admission(loop, settings.max_connections, settings.max_connections_per_service_port)
+        self.relay = Relay(self.poller, loop, settings, self.admission.released)
         self.gate = DescriptorGate(loop, self.relay.free_descriptors)
         self.dials: set[Cancellable] = set()
         """Dials that are under way."""
+        self.abandoned = 0
         self.accept_errors = 0
         self.dropped_datagrams = 0
         self._last_complaint: dict[ServicePortName, float] = {}
+
+    @cached_property
+    def batches(self) -> DatagramBatches | None:
+        """What receives and sends many datagrams at once, for all listeners. None where each is to go by itself."""
+        return make_batches(self) if self.settings.use_mmsg else None
 
     @property
     def accept_error_count(self) -> int:
         """How often a connection could not be accepted, or none for want of descriptors."""
         return self.accept_errors + self.gate.times_closed
 
+    def limits(self) -> LimitCounters:
+        """Return how near the limits are, and how often they were reached."""
+        admission, timeouts = self.admission, self.relay.timeouts
+        return LimitCounters(
+            max_connections=admission.max_connections,
+            max_connections_per_service_port=admission.max_connections_per_service_port,
+            admitted_connections=admission.open_connections,
+            paused_listeners=admission.waiting,
+            max_connections_reached=admission.times_full,
+            max_connections_per_service_port_reached=admission.times_service_port_full,
+            abandoned_connections=self.abandoned,
+            idle_timeouts=timeouts.idle,
+            half_close_timeouts=timeouts.half_close,
+            peer_timeouts=timeouts.peer,
+        )
+
     def reconfigure(self, settings: DataPlaneSettings) -> None:
-        """Use other time-outs from now on."""
+        """Use other time-outs and limits from now on."""
         self.settings = settings
-        self.relay.half_close_timeout_s = settings.half_close_timeout_s
+        self.admission.reconfigure(settings.max_connections, settings.max_connections_per_service_port)
+        self.relay.reconfigure(settings)
 
     def complain(self, name: ServicePortName, text: str) -> None:
         """Log a warning about a service port, at most one each 10 s."""
@@ -71,6 +99,7 @@ class Engine:
 
     def close(self) -> None:
         """Close all connections and end all dials."""
+        self.admission.shutdown()
         self.gate.shutdown()
         for dial in list(self.dials):
             dial.cancel()

@@ -8,21 +8,18 @@ from __future__ import annotations
 
 import array
 import asyncio
-import contextlib
 import fcntl
 import socket
-import struct
 import sys
 import termios
 from collections.abc import Callable
 from dataclasses import dataclass
 
 from userspace_proxy.dataplane.poller import Poller
-from userspace_proxy.dataplane.sockets import borrowed, is_closed
+from userspace_proxy.dataplane.sockets import borrowed, is_closed, reset_on_close
 from userspace_proxy.dataplane.sweeper import Sweeper
 
 _INTERVAL_S = 0.01
-_RESET_ON_CLOSE = struct.pack("ii", 1, 0)  # struct linger: on, 0 seconds
 _IS_LINUX = sys.platform == "linux"
 _SO_NWRITE = 0x1024  # macOS
 
@@ -44,12 +41,12 @@ class Partings:
     def __init__(self, poller: Poller, loop: asyncio.AbstractEventLoop, timeout_s: float) -> None:
         self._poller = poller
         self._loop = loop
-        self._timeout_s = timeout_s
+        self.timeout_s = timeout_s
         self._waiting: Sweeper[Parting] = Sweeper(loop, _INTERVAL_S, self._close_if_due)
 
     def add(self, fd: int, family: int, *, reset: bool, on_closed: Callable[[], None]) -> None:
         """Take over a watched descriptor, close it in due time, then call `on_closed`."""
-        parting = Parting(fd, family, reset, self._loop.time() + self._timeout_s, on_closed)
+        parting = Parting(fd, family, reset, self._loop.time() + self.timeout_s, on_closed)
         self._poller.unwatch(fd)
         if not self._close_if_due(parting, self._loop.time()):
             self._waiting.add(parting)
@@ -60,26 +57,26 @@ class Partings:
             self._close(parting)
 
     def _close_if_due(self, parting: Parting, now: float) -> bool:
-        if now < parting.deadline and _unacknowledged(parting):
+        if now < parting.deadline and unacknowledged(parting.fd, parting.family):
             return False
         self._close(parting)
         return True
 
     def _close(self, parting: Parting) -> None:
         if parting.reset:
-            with contextlib.suppress(OSError), borrowed(parting.fd, parting.family) as sock:
-                sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET_ON_CLOSE)
+            with borrowed(parting.fd, parting.family) as sock:
+                reset_on_close(sock)
         self._poller.close(parting.fd)
         parting.on_closed()
 
 
-def _unacknowledged(parting: Parting) -> int:
+def unacknowledged(fd: int, family: int) -> int:
     """Return how many bytes the peer's kernel has not acknowledged, and still may. A FIN counts as one."""
     if not _IS_LINUX:
-        with borrowed(parting.fd, parting.family) as sock:
+        with borrowed(fd, family) as sock:
             return sock.getsockopt(socket.SOL_SOCKET, _SO_NWRITE)
     count = array.array("i", [0])
-    fcntl.ioctl(parting.fd, termios.TIOCOUTQ, count)
-    if count[0] and is_closed(parting.fd, parting.family):  # a socket that was reset keeps its count
+    fcntl.ioctl(fd, termios.TIOCOUTQ, count)
+    if count[0] and is_closed(fd, family):  # a socket that was reset keeps its count
         return 0
     return count[0]

@@ -90,6 +90,9 @@ class DataPlane:
     def reconfigure(self, settings: DataPlaneSettings) -> None:
         """Use other time-outs and limits from now on."""
         self._engine.reconfigure(settings)
+        for listener in self._listeners.values():
+            if isinstance(listener, TcpListener):
+                listener.reconfigure()
         self._sessions.reconfigure(
             idle_timeout_s=settings.udp_idle_timeout_s, capacity=settings.max_sessions or default_max_sessions()
         )
@@ -106,6 +109,7 @@ class DataPlane:
             accept_errors=self._engine.accept_error_count,
             dropped_datagrams=self._engine.dropped_datagrams,
             evicted_sessions=self._sessions.evicted,
+            limits=self._engine.limits(),
         )
 
     async def live_counters(self) -> LiveCounters:
@@ -118,6 +122,7 @@ class DataPlane:
             accept_errors=self._engine.accept_error_count,
             dropped_datagrams=self._engine.dropped_datagrams,
             evicted_sessions=self._sessions.evicted,
+            limits=self._engine.limits(),
         )
 
     async def drain(self, timeout_s: float) -> None:

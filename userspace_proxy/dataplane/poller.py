@@ -73,6 +73,9 @@ class Poller(Protocol):
     def defer(self, resume: Callable[[], None]) -> None:
         """Call `resume` after the others that are ready have had their turn."""
 
+    def at_turn_end(self, finish: Callable[[], None]) -> None:
+        """Call `finish` when all that is ready has been told of, before anything is asked again. For handlers only."""
+
     def shutdown(self) -> None:
         """Release what the poller itself holds."""
 
@@ -85,6 +88,7 @@ class EpollPoller:
         self._epoll = select.epoll()
         self._handlers: dict[int, Handler] = {}
         self._deferred: list[Callable[[], None]] = []
+        self._finishing: list[Callable[[], None]] = []
         self._to_close: list[int] = []
         self._dispatching = False
         self._woken = False
@@ -132,6 +136,9 @@ class EpollPoller:
             self._woken = True
             self._loop.call_soon(self._on_wakeup)
 
+    def at_turn_end(self, finish: Callable[[], None]) -> None:
+        self._finishing.append(finish)
+
     def shutdown(self) -> None:
         if not self._epoll.closed:
             self._loop.remove_reader(self._epoll.fileno())
@@ -150,11 +157,7 @@ class EpollPoller:
     def _dispatch(self) -> int:
         self._dispatching = True
         deferred, self._deferred = self._deferred, []
-        for resume in deferred:
-            try:
-                resume()
-            except Exception:  # a fault of ours must not take the other connections with it
-                _log.exception("fault while resuming a connection")
+        self._call_each(deferred)
         events = self._epoll.poll(0, _EVENTS_PER_POLL)
         handlers = self._handlers
         for fd, flags in events:
@@ -164,12 +167,23 @@ class EpollPoller:
                     handler.on_ready(flags)
                 except Exception:
                     _log.exception("fault while handling a ready descriptor")
+        if self._finishing:
+            finishing, self._finishing = self._finishing, []
+            self._call_each(finishing)
         self._dispatching = False
         if self._to_close:
             for fd in self._to_close:
                 os.close(fd)
             self._to_close.clear()
         return len(events)
+
+    @staticmethod
+    def _call_each(callbacks: list[Callable[[], None]]) -> None:
+        for callback in callbacks:
+            try:
+                callback()
+            except Exception:  # a fault of ours must not take the other connections with it
+                _log.exception("fault while going on with what had waited")
 
 
 class LoopPoller:
@@ -222,6 +236,9 @@ class LoopPoller:
 
     def defer(self, resume: Callable[[], None]) -> None:
         self._loop.call_soon(resume)
+
+    def at_turn_end(self, finish: Callable[[], None]) -> None:
+        self._loop.call_soon(finish)
 
     def shutdown(self) -> None:
         for fd in list(self._handlers):

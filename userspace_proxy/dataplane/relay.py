@@ -13,15 +13,19 @@ import asyncio
 import contextlib
 import errno
 import socket
+from collections.abc import Callable
 from os import read, write
 
+from userspace_proxy.core.model import ServicePortName
 from userspace_proxy.dataplane.backends import Tally, Target
+from userspace_proxy.dataplane.idle import IdleWatch
 from userspace_proxy.dataplane.parting import Partings
 from userspace_proxy.dataplane.poller import ERROR, HANGUP, READ_HANGUP, URGENT, WRITABLE, Poller
 from userspace_proxy.dataplane.settings import DataPlaneSettings
-from userspace_proxy.dataplane.sockets import borrowed, is_closed
+from userspace_proxy.dataplane.sockets import borrowed, is_closed, reset_on_close
 from userspace_proxy.dataplane.splice import CAN_SPLICE, SPLICE_FLAGS, Pipe, PipePool, splice
 from userspace_proxy.dataplane.sweeper import Sweeper
+from userspace_proxy.dataplane.timeouts import TimeOuts
 
 _CHUNK = 64 << 10
 _SMALL = 4 << 10
@@ -107,8 +111,8 @@ class Side:
                 data = read(self.fd, _CHUNK)
             except BlockingIOError:
                 return
-            except OSError:
-                self._die_by_reset()
+            except OSError as error:
+                self._die_by_reset(error)
                 return
             size = len(data)
             if not size:
@@ -147,8 +151,8 @@ class Side:
         except BlockingIOError:
             self.give_back_pipe()
             return False
-        except OSError:
-            self._die_by_reset()
+        except OSError as error:
+            self._die_by_reset(error)
             return False
         if not size:
             self._end()
@@ -209,8 +213,9 @@ class Side:
             else:
                 self._relay.watch_half_closed(self)
 
-    def _die_by_reset(self) -> None:
+    def _die_by_reset(self, error: OSError) -> None:
         """Reading failed, so this socket is dead; the peer was given all that came before."""
+        self._relay.note_error(self, error)
         self._relay.part(self.peer, reset=True)
 
     def _die_after_end(self) -> None:
@@ -219,6 +224,7 @@ class Side:
 
     def _lose_peer(self, error: OSError) -> None:
         """Writing failed: the peer takes nothing more, but what it sent before still has to reach this side."""
+        self._relay.note_error(self.peer, error)
         peer = self.peer
         may_be_second_error = self._pipe is not None and self._pipe.held > 0 and not peer._fin_came
         self._unwritten = None
@@ -275,21 +281,36 @@ class Side:
 
 
 class Relay:
-    """All relayed connections of a data path."""
+    """All relayed connections of a data path. `on_closed` is told of each that is closed, with its service port."""
 
-    def __init__(self, poller: Poller, loop: asyncio.AbstractEventLoop, settings: DataPlaneSettings) -> None:
+    def __init__(
+        self,
+        poller: Poller,
+        loop: asyncio.AbstractEventLoop,
+        settings: DataPlaneSettings,
+        on_closed: Callable[[ServicePortName], None],
+    ) -> None:
         self.poller = poller
         self.pipes = PipePool(settings.pipe_pool_bytes) if CAN_SPLICE and settings.use_splice else None
+        self.timeouts = TimeOuts(loop)
         self._loop = loop
-        self.half_close_timeout_s = settings.half_close_timeout_s
+        self._settings = settings
+        self._tell_closed = on_closed
         self._partings = Partings(poller, loop, settings.half_close_timeout_s)
-        interval_s = min(5.0, max(0.02, settings.half_close_timeout_s / 10))
-        self._half_closed: Sweeper[Side] = Sweeper(loop, interval_s, self._close_if_silent)
+        self._half_closed: Sweeper[Side] = Sweeper(loop, _sweep_interval_s(settings), self._close_if_silent)
         self._last_progress: dict[Side, tuple[int, float]] = {}  # bytes moved both ways, and when that was seen
         self._targets: dict[Side, Target] = {}  # by client side, for each connection that is not closed
+        self._idle = IdleWatch(loop, self._targets, self._end_idle, settings.tcp_idle_timeout_s)
 
     def __len__(self) -> int:
         return len(self._targets)
+
+    def reconfigure(self, settings: DataPlaneSettings) -> None:
+        """Use other time-outs, also for connections that are open."""
+        self._settings = settings
+        self._partings.timeout_s = settings.half_close_timeout_s
+        self._half_closed.interval_s = _sweep_interval_s(settings)
+        self._idle.reconfigure(settings.tcp_idle_timeout_s)
 
     def start(
         self, client_fd: int, client_family: int, backend: socket.SocketType, target: Target
@@ -325,9 +346,14 @@ class Relay:
 
     def watch_half_closed(self, side: Side) -> None:
         """Close the connection when nothing has moved for the half-close time-out."""
-        client = side if side.sock is None else side.peer
+        client = _client_of(side)
         self._last_progress[client] = (client.moved + client.peer.moved, self._loop.time())
         self._half_closed.add(client)
+
+    def note_error(self, side: Side, error: OSError) -> None:
+        """Count it where the peer of a socket has acknowledged nothing for too long."""
+        if error.errno == errno.ETIMEDOUT:
+            self.timeouts.note_peer(self._targets[_client_of(side)])
 
     def free_descriptors(self) -> None:
         """Close pipes that nobody uses."""
@@ -336,19 +362,22 @@ class Relay:
 
     def close_all(self) -> None:
         """Close every connection at once."""
+        self._idle.stop()
         self._partings.close_all()
         self._half_closed.clear()
         for client in list(self._targets):
             self.close(client)
 
     def _forget(self, side: Side) -> Side:
-        client = side if side.sock is None else side.peer
+        client = _client_of(side)
         self._half_closed.discard(client)
         self._last_progress.pop(client, None)
         return client
 
     def _on_closed(self, client: Side) -> None:
-        self._targets.pop(client).open_connections -= 1
+        target = self._targets.pop(client)
+        target.open_connections -= 1
+        self._tell_closed(target.name)
         if not self._targets:
             self.free_descriptors()
 
@@ -357,10 +386,28 @@ class Relay:
         moved_now = client.moved + client.peer.moved
         if moved_now != moved:
             self._last_progress[client] = (moved_now, now)
-        elif now - since >= self.half_close_timeout_s:
+        elif now - since >= self._settings.half_close_timeout_s:
+            self.timeouts.note_half_close(self._targets[client], self._settings.half_close_timeout_s)
             dead = next((side for side in (client, client.peer) if side.is_dead), None)
             if dead is not None:
                 self.part(dead.peer, reset=not dead.ended)
-            else:
-                self.close(client)
+            else:  # the one that has sent its end was not sent one: without a reset it would take this for it
+                self.part(client if client.ended else client.peer, reset=True)
         return False
+
+    def _end_idle(self, client: Side) -> None:
+        """Close both sockets, each with a reset where its peer had not ended: a time-out is no clean end."""
+        self.timeouts.note_idle(self._targets[client], self._settings.tcp_idle_timeout_s)
+        for side in (client, client.peer):
+            if not side.peer.ended:
+                with borrowed(side.fd, side.family) as sock:
+                    reset_on_close(sock)
+        self.close(client)
+
+
+def _client_of(side: Side) -> Side:
+    return side if side.sock is None else side.peer
+
+
+def _sweep_interval_s(settings: DataPlaneSettings) -> float:
+    return min(5.0, max(0.02, settings.half_close_timeout_s / 10))

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import math
 import os
+import select
 import socket
+import struct
 import sys
 from collections.abc import Iterator
 from dataclasses import replace
@@ -21,9 +24,12 @@ BACKLOG = 4096
 KEEP_ALIVE_S = 15
 UDP_BUFFER_BYTES = 4 << 20  # performance.md: with the default 6 % of the datagrams of 1,000 flows are lost
 
+_RESET_ON_CLOSE = struct.pack("ii", 1, 0)  # struct linger: on, 0 seconds
+
 _TCP_CLOSE = 7  # Linux: a struct tcp_info starts with the state
 _SO_SNDBUFFORCE = 32
 _SO_RCVBUFFORCE = 33
+_USER_TIMEOUT = getattr(socket, "TCP_USER_TIMEOUT", None)  # Linux
 _KEEP_IDLE = getattr(socket, "TCP_KEEPIDLE", getattr(socket, "TCP_KEEPALIVE", None))  # Linux, macOS
 
 _NON_BLOCKING = getattr(socket, "SOCK_NONBLOCK", 0) | getattr(socket, "SOCK_CLOEXEC", 0)
@@ -73,13 +79,24 @@ def bound_address(sock: socket.socket, asked: ListenAddress) -> ListenAddress:
     return replace(asked, port=port)
 
 
-def set_stream_options(sock: socket.SocketType) -> None:
-    """No Nagle delay; keep-alive probes after 15 s of silence, every 15 s."""
+def set_stream_options(sock: socket.SocketType, user_timeout_s: float = 0.0) -> None:
+    """No Nagle delay; keep-alive probes after 15 s of silence, every 15 s; a user time-out if there is to be one."""
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     if _KEEP_IDLE is not None:
         sock.setsockopt(socket.IPPROTO_TCP, _KEEP_IDLE, KEEP_ALIVE_S)
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, KEEP_ALIVE_S)
+    if user_timeout_s:
+        set_user_timeout(sock, user_timeout_s)
+
+
+def set_user_timeout(sock: socket.SocketType, user_timeout_s: float) -> None:
+    """Let the connection fail when the peer has acknowledged nothing for so long; 0 leaves that to the system.
+
+    Does nothing where the system has no such option.
+    """
+    if _USER_TIMEOUT is not None:
+        sock.setsockopt(socket.IPPROTO_TCP, _USER_TIMEOUT, math.ceil(user_timeout_s * 1000))
 
 
 def grow_buffers(sock: socket.socket) -> None:
@@ -109,6 +126,25 @@ def is_closed(fd: int, family: int) -> bool:
     """
     with borrowed(fd, family) as sock:
         return sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 1)[0] == _TCP_CLOSE
+
+
+def has_waiting_client(fd: int) -> bool:
+    """Tell whether a connection waits to be accepted from a listening descriptor."""
+    poll = select.poll()
+    poll.register(fd, select.POLLIN)
+    return bool(poll.poll(0))
+
+
+def is_connected_to_itself(sock: socket.SocketType, port: int) -> bool:
+    """Tell whether a socket reached itself: nobody listened at the port, and the system chose that one for it, too."""
+    own: tuple[str, int] = sock.getsockname()
+    return own[1] == port and own == sock.getpeername()
+
+
+def reset_on_close(sock: socket.SocketType) -> None:
+    """Let closing the socket reset the connection, of which then nothing stays, not even its local port."""
+    with contextlib.suppress(OSError):  # it is dead already
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET_ON_CLOSE)
 
 
 def error_name(error: OSError) -> str:

@@ -19,7 +19,7 @@ class Sweeper(Generic[Item]):
         self, loop: asyncio.AbstractEventLoop, interval_s: float, is_done: Callable[[Item, float], bool]
     ) -> None:
         self._loop = loop
-        self._interval_s = interval_s
+        self.interval_s = interval_s
         self._is_done = is_done
         self._items: dict[Item, None] = {}
         self._timer: asyncio.TimerHandle | None = None
@@ -31,7 +31,7 @@ class Sweeper(Generic[Item]):
         """Look at this item from the next sweep on."""
         self._items[item] = None
         if self._timer is None:
-            self._timer = self._loop.call_later(self._interval_s, self._sweep)
+            self._timer = self._loop.call_later(self.interval_s, self._sweep)
 
     def discard(self, item: Item) -> None:
         """Forget the item, whether it is known or not."""
@@ -53,4 +53,4 @@ class Sweeper(Generic[Item]):
             if item in self._items and self._is_done(item, now):
                 self._items.pop(item, None)
         if self._items and self._timer is None:
-            self._timer = self._loop.call_later(self._interval_s, self._sweep)
+            self._timer = self._loop.call_later(self.interval_s, self._sweep)

@@ -7,6 +7,7 @@ from collections.abc import Awaitable, Callable, Iterator
 from prometheus_client import CollectorRegistry
 
 from userspace_proxy.core.counters import LiveCounters
+from userspace_proxy.metrics.backlog import backlog_pieces
 from userspace_proxy.metrics.exposition import CONTENT_TYPE, registry_pieces
 from userspace_proxy.metrics.kube_proxy import (
     HealthCheckMetrics,
@@ -73,6 +74,7 @@ class Metrics:
         yield from registry_pieces(self.registry)
         yield from self._process.pieces()
         yield from processes_pieces(self._read_processes())
+        yield from backlog_pieces()
         yield from traffic_pieces(
             live, service_port_limit=self._service_port_limit, with_endpoints=self._with_endpoints
         )

@@ -40,6 +40,42 @@ _HOST_FAMILIES = (
     _Family("dropped_datagrams_total", "counter", "Datagrams that could not be passed on.", "dropped_datagrams"),
     _Family("evicted_sessions_total", "counter", "UDP sessions that ended to make room.", "evicted_sessions"),
 )
+_LIMITS = (
+    _Family("max_connections", "gauge", "Limit of TCP connections; 0 is none.", "max_connections"),
+    _Family(
+        "max_connections_per_service_port",
+        "gauge",
+        "Limit of TCP connections of each service port; 0 is none.",
+        "max_connections_per_service_port",
+    ),
+    _Family("admitted_connections", "gauge", "TCP connections that count against it.", "admitted_connections"),
+    _Family("paused_listeners", "gauge", "Listeners whose clients wait, as a limit is reached.", "paused_listeners"),
+    _Family(
+        "max_connections_reached_total", "counter", "Times a listener paused at that limit.", "max_connections_reached"
+    ),
+    _Family(
+        "max_connections_per_service_port_reached_total",
+        "counter",
+        "Times a listener paused at that limit.",
+        "max_connections_per_service_port_reached",
+    ),
+    _Family(
+        "abandoned_connections_total",
+        "counter",
+        "TCP connections that were closed, as no endpoint could be reached.",
+        "abandoned_connections",
+    ),
+    _Family("idle_timeouts_total", "counter", "TCP connections that ended, as nothing moved.", "idle_timeouts"),
+    _Family(
+        "half_close_timeouts_total",
+        "counter",
+        "Half-closed TCP connections that ended, as nothing moved.",
+        "half_close_timeouts",
+    ),
+    _Family(
+        "peer_timeouts_total", "counter", "TCP connections that ended, as a peer acknowledged nothing.", "peer_timeouts"
+    ),
+)
 
 _Rows = list[tuple[str, EndpointCounters]]
 """Labels as text, and what was counted."""
@@ -79,6 +115,8 @@ def _totals(live: LiveCounters, total: EndpointCounters) -> Iterator[str]:
         yield _single(family.name, family.kind, family.documentation, getattr(source, family.field))
     for family in _HOST_FAMILIES:
         yield _single(family.name, family.kind, family.documentation, getattr(live, family.field))
+    for family in _LIMITS:
+        yield _single(family.name, family.kind, family.documentation, getattr(live.limits, family.field))
 
 
 def _series(level: str, rows: Iterable[tuple[str, EndpointCounters]]) -> Iterator[str]:

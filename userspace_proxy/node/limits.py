@@ -1,8 +1,9 @@
-"""Limits of this process."""
+"""Limits of this process and its network."""
 
 from __future__ import annotations
 
 import resource
+from pathlib import Path
 
 WANTED_DESCRIPTORS = 64_000
 """Source: kube-proxy 1.25, userspace mode."""
@@ -21,4 +22,18 @@ def raise_descriptor_limit(wanted: int = WANTED_DESCRIPTORS) -> str | None:
     return (
         f"at most {reachable} files can be open, so about {reachable // 2} connections; "
         f"raise the hard limit (ulimit -Hn) to {wanted} for more"
+    )
+
+
+def backlog_warning(wanted: int, proc: Path = Path("/proc")) -> str | None:
+    """Return a warning where the kernel cuts a listening socket's backlog short. None also where that is not known."""
+    try:
+        greatest = int((proc / "sys/net/core/somaxconn").read_text())
+    except (OSError, ValueError):
+        return None
+    if greatest >= wanted:
+        return None
+    return (
+        f"at most {greatest} connections can wait to be accepted by a listener, not {wanted} (listenBacklog); "
+        f"raise net.core.somaxconn for more"
     )

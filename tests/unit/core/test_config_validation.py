@@ -116,14 +116,16 @@ def test_the_defaults_make_sense() -> None:
             "must be within the range [1, 65535]",
         ),
         ("userspaceProxy__workers", 0, "userspaceProxy.workers", "0", "must be a number of processes, or auto"),
-        ("userspaceProxy__dialLadder", (), "userspaceProxy.dialLadder", "[]", "must hold time limits greater than 0"),
+        ("userspaceProxy__tcpUserTimeout", Duration(-1), "userspaceProxy.tcpUserTimeout", "-1s", NOT_NEGATIVE),
         (
-            "userspaceProxy__dialLadder",
-            (Duration(1), Duration(0)),
-            "userspaceProxy.dialLadder",
-            "[1s, 0s]",
-            "must hold time limits greater than 0",
+            "userspaceProxy__tcpUserTimeout",
+            Duration(30 * 24 * 3600),
+            "userspaceProxy.tcpUserTimeout",
+            "720h0m0s",
+            "must be less than or equal to 576h0m0s",
         ),
+        ("userspaceProxy__dialLadder", (), "userspaceProxy.dialLadder", "[]", "must have one time limit at least"),
+        ("userspaceProxy__dialLadder", (Duration(1), Duration(0)), "userspaceProxy.dialLadder[1]", "0s", POSITIVE),
     ],
 )
 def test_a_senseless_value_is_named_as_kube_proxy_names_it(
@@ -195,9 +197,9 @@ def test_what_was_set_for_other_modes_is_found() -> None:
 
 def test_settings_that_nothing_acts_upon_yet_are_known() -> None:
     document = DEFAULTS
-    for path, value in {"workers": 2, "unidling": "off", "dialLadder": (Duration(1),), "listenBacklog": 1}.items():
+    for path, value in {"workers": 2, "unidling": "off", "dialLadder": (Duration(1),), "maxConnections": 1}.items():
         document = with_field(document, f"userspaceProxy.{path}", value)
-    assert unserved_settings(document, DEFAULTS) == ["userspaceProxy.listenBacklog", "userspaceProxy.workers"]
+    assert unserved_settings(document, DEFAULTS) == ["userspaceProxy.workers"]
     hybrid = with_field(document, "userspaceProxy.unidling", "hybrid")
     assert "userspaceProxy.unidling" in unserved_settings(hybrid, DEFAULTS)
     assert unserved_settings(DEFAULTS, DEFAULTS) == []

@@ -69,7 +69,7 @@ def test_only_the_numbers_are_kept_of_what_was_removed_long_ago(monkeypatch: pyt
     now = 1000.0
     monkeypatch.setattr(time, "monotonic", lambda: now)
     past = Past()
-    quiet, busy = Target(ONE), Target(OTHER)
+    quiet, busy = Target(NAME, ONE), Target(NAME, OTHER)
     quiet.connections = busy.connections = busy.open_connections = 1
     past.retire([quiet, busy])
     now += 100.0

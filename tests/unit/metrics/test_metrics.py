@@ -13,9 +13,10 @@ import pytest
 from prometheus_client.core import Metric
 from prometheus_client.parser import text_string_to_metric_families
 
-from userspace_proxy.core.counters import EndpointCounters, LiveCounters, add_up
+from userspace_proxy.core.counters import EndpointCounters, LimitCounters, LiveCounters, add_up
 from userspace_proxy.core.model import Endpoint, L4Protocol, ServicePortName
 from userspace_proxy.metrics import Metrics, process
+from userspace_proxy.metrics.backlog import backlog_pieces
 from userspace_proxy.metrics.exposition import header, label_set, number
 
 WEB = ServicePortName("shop", "web", "http")
@@ -190,6 +191,35 @@ def test_totals_stay_when_a_service_port_goes_and_its_series_do_not() -> None:
 
 def test_metrics_without_a_data_path_are_whole() -> None:
     assert samples(parsed(Metrics("1.2.3").pieces(LiveCounters()))["userspace_proxy_service_ports"]) == {(): 0}
+
+
+def test_each_limit_can_be_watched_and_tells_how_often_it_was_reached() -> None:
+    limits = LimitCounters(*range(1, 11))
+    found = parsed(filled().pieces(LiveCounters(limits=limits)))
+    told = {
+        name: samples(found[f"userspace_proxy_{name}"])[()]
+        for name in (
+            "max_connections",
+            "max_connections_per_service_port",
+            "admitted_connections",
+            "paused_listeners",
+            "max_connections_reached_total",
+            "max_connections_per_service_port_reached_total",
+            "abandoned_connections_total",
+            "idle_timeouts_total",
+            "half_close_timeouts_total",
+            "peer_timeouts_total",
+        )
+    }
+    assert list(told.values()) == list(range(1, 11))
+
+
+def test_the_kernels_count_of_full_backlogs_is_passed_on(tmp_path: Path) -> None:
+    (tmp_path / "self/net").mkdir(parents=True)
+    (tmp_path / "self/net/netstat").write_text("TcpExt: A ListenOverflows B\nTcpExt: 1 22 3\nIpExt: C\nIpExt: 4\n")
+    found = parsed(backlog_pieces(tmp_path))
+    assert samples(found["userspace_proxy_listen_overflows_total"]) == {(): 22}
+    assert list(backlog_pieces(tmp_path / "nowhere")) == []
 
 
 def test_names_and_texts_pass_the_lint_of_prometheus(families: dict[str, Metric]) -> None:

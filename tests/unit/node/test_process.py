@@ -17,6 +17,7 @@ from userspace_proxy.node.capabilities import (
     effective_capabilities,
     missing_capabilities,
 )
+from userspace_proxy.node.limits import backlog_warning
 from userspace_proxy.node.systemd import READY, STOPPING, notify
 
 ADMIN, RAW, BIND = Capability.CAP_NET_ADMIN, Capability.CAP_NET_RAW, Capability.CAP_NET_BIND_SERVICE
@@ -102,3 +103,14 @@ def test_an_address_says_what_it_is_good_for() -> None:
     assert LocalAddress("127.0.0.1", 8, "lo").is_loopback
     assert LocalAddress("fe80::1", 64, "eth0").is_link_local
     assert not LocalAddress("10.0.0.1", 24, "eth0").is_loopback
+
+
+def test_a_backlog_that_the_kernel_cuts_short_is_a_warning(tmp_path: Path) -> None:
+    (tmp_path / "sys/net/core").mkdir(parents=True)
+    (tmp_path / "sys/net/core/somaxconn").write_text("128\n")
+    assert backlog_warning(128, tmp_path) is None
+    assert backlog_warning(4096, tmp_path) == (
+        "at most 128 connections can wait to be accepted by a listener, not 4096 (listenBacklog); "
+        "raise net.core.somaxconn for more"
+    )
+    assert backlog_warning(4096, tmp_path / "nowhere") is None

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields, replace
+from typing import Any, TypeVar
 
-from userspace_proxy.core.counters import Counters, EndpointCounters, LiveCounters, add_up
+from userspace_proxy.core.counters import OF_THE_MOMENT, Counters, EndpointCounters, LiveCounters, add_up
 from userspace_proxy.core.model import Endpoint, ServicePortName
 from userspace_proxy.dataplane.remote.messages import Reading
 
-_GAUGES = ("open_", "held_")
-"""How the names of counters begin that say what is now: they end with their process."""
+Counted = TypeVar("Counted", EndpointCounters, LiveCounters)
 
 _OF_THE_WHOLE = tuple(field.name for field in fields(LiveCounters) if field.name not in ("service_ports", "gone"))
 
@@ -29,48 +29,44 @@ class CountedPort:
     def counters(self) -> Mapping[Endpoint, EndpointCounters]:
         return self.of_each
 
+    def at_rest(self) -> CountedPort:
+        """Return the same with nothing open."""
+        return CountedPort(
+            self.name,
+            at_rest(self.of_all),
+            {endpoint: at_rest(counted) for endpoint, counted in self.of_each.items()},
+        )
+
 
 class Lasting:
     """Adds what the processes had counted that are gone to what the present one says."""
 
     def __init__(self) -> None:
+        self.last = LiveCounters()
+        """What was read last, but for the service ports."""
+        self._last_ports: dict[ServicePortName, CountedPort] = {}
         self._before = LiveCounters()
         self._ports_before: dict[ServicePortName, CountedPort] = {}
-        self.last = LiveCounters()
-        """What was read last."""
 
     def add_up(self, whole: LiveCounters, readings: Iterable[Reading]) -> LiveCounters:
         """Return the totals over all processes, given a reading of the present one."""
-        ports = [self._with_before(reading) for reading in readings]
-        missing = self._ports_before.keys() - {port.name for port in ports}
-        gone = add_up((self._before.gone, whole.gone, *(self._ports_before[name].of_all for name in missing)))
-        counts = {
-            name: getattr(whole, name) + (0 if name.startswith(_GAUGES) else getattr(self._before, name))
-            for name in _OF_THE_WHOLE
-        }
-        self.last = LiveCounters(service_ports=tuple(ports), gone=gone, **counts)
+        self._last_ports = {reading.name: self._with_before(reading) for reading in readings}
+        missing = self._ports_before.keys() - self._last_ports.keys()
+        total = _added(self._before, whole)
+        gone = add_up((total.gone, *(self._ports_before[name].of_all for name in missing)))
+        self.last = replace(total, gone=gone, service_ports=tuple(self._last_ports.values()))
         return self.last
 
     def without_process(self) -> LiveCounters:
         """Return the totals as they were last read, with nothing open."""
-        ports = tuple(
-            CountedPort(
-                port.name,
-                without_gauges(port.total()),
-                {endpoint: without_gauges(counted) for endpoint, counted in port.counters().items()},
-            )
-            for port in self.last.service_ports
-        )
-        counts = {name: 0 if name.startswith(_GAUGES) else getattr(self.last, name) for name in _OF_THE_WHOLE}
-        return LiveCounters(service_ports=ports, gone=self.last.gone, **counts)
+        ports = tuple(port.at_rest() for port in self._last_ports.values())
+        return replace(at_rest(self.last), service_ports=ports)
 
     def process_is_gone(self) -> None:
         """Begin with what was last read when the next process counts from zero."""
+        self._ports_before = self._last_ports = {name: port.at_rest() for name, port in self._last_ports.items()}
+        self._before = at_rest(self.last)
         self.last = self.without_process()
-        self._before = replace(self.last, service_ports=())
-        self._ports_before = {
-            port.name: CountedPort(port.name, port.total(), port.counters()) for port in self.last.service_ports
-        }
 
     def _with_before(self, reading: Reading) -> CountedPort:
         total = EndpointCounters(*reading.total)
@@ -86,10 +82,10 @@ class Lasting:
         )
 
 
-def without_gauges(counters: EndpointCounters) -> EndpointCounters:
-    """Return the counters with nothing open."""
-    gauges = {each.name: 0 for each in fields(EndpointCounters) if each.name.startswith(_GAUGES)}
-    return replace(counters, **gauges)
+def at_rest(counters: Counted) -> Counted:
+    """Return the counters with nothing open, and without service ports."""
+    resting: Counted = _added(counters, type(counters)())
+    return resting
 
 
 def at_once(live: LiveCounters) -> Counters:
@@ -101,3 +97,17 @@ def at_once(live: LiveCounters) -> Counters:
         total=add_up((live.gone, *service_ports.values())),
         **{name: getattr(live, name) for name in _OF_THE_WHOLE},
     )
+
+
+def _added(before: Any, now: Any) -> Any:
+    """Return the sum of two readings: of what grows, and of the moment only what is now."""
+    values = {}
+    for each in fields(now):
+        was, is_now = getattr(before, each.name), getattr(now, each.name)
+        if each.name == "service_ports":
+            values[each.name] = ()
+        elif each.name in OF_THE_MOMENT:
+            values[each.name] = is_now
+        else:
+            values[each.name] = was + is_now if isinstance(is_now, int | float) else _added(was, is_now)
+    return type(now)(**values)
