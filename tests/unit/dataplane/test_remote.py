@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import errno
+import os
 import socket
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
@@ -10,7 +12,7 @@ from dataclasses import fields
 
 import pytest
 
-from userspace_proxy.core.counters import EndpointCounters, LiveCounters
+from userspace_proxy.core.counters import OF_THE_MOMENT, EndpointCounters, LiveCounters
 from userspace_proxy.core.model import Endpoint, ListenAddress, ServicePort, ServicePortName, Snapshot
 from userspace_proxy.core.plan import diff
 from userspace_proxy.dataplane.interface import Applied, Notices
@@ -19,6 +21,7 @@ from userspace_proxy.dataplane.remote.plane import RemotePlane
 from userspace_proxy.dataplane.remote.readings import Lasting
 from userspace_proxy.dataplane.remote.server import DataServer
 from userspace_proxy.dataplane.settings import DataPlaneSettings
+from userspace_proxy.metrics import traffic
 
 SETTINGS = DataPlaneSettings()
 NOWHERE = Endpoint("127.0.0.1", 1)
@@ -165,7 +168,7 @@ async def test_a_connection_anew_to_the_same_data_process_counts_nothing_twice(
         assert (await control.plane.counters()).total.connections == 1
         await control.connect(data)
         await ask(address)
-        await until(lambda: control.plane._is_agreed)
+        await until(lambda: control.plane._requests._channel)
         assert (await control.plane.counters()).total.connections == 2
 
 
@@ -245,3 +248,26 @@ def test_totals_stay_when_a_service_port_went_with_its_process() -> None:
     after = lasting.add_up(LiveCounters(accept_errors=1), [])
     assert after.gone == EndpointCounters(connections=3)
     assert (after.accept_errors, after.open_connections) == (6, 0)
+
+
+def test_what_metrics_call_a_gauge_ends_with_its_process() -> None:
+    tables = [each for each in vars(traffic).values() if isinstance(each, tuple)]
+    families = [each for table in tables for each in table if isinstance(each, traffic._Family)]
+    assert {each.field for each in families if each.kind == "gauge"} == OF_THE_MOMENT
+
+
+async def test_sockets_that_cannot_be_copied_are_passed_over_the_next_connection(
+    control: Control, backend: Endpoint, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def no_room(fd: int) -> int:
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+    web = service(1, backend)
+    async with data_process() as data:
+        await control.connect(data)
+        with monkeypatch.context() as patched:
+            patched.setattr(os, "dup", no_room)
+            address = at(await control.apply(web), web)
+        assert not control.plane.is_attached
+        await control.connect(data)
+        assert await ask(address) == b"hello"

@@ -155,3 +155,19 @@ def in_batches(items: Iterable[Item], size: int) -> Iterator[tuple[Item, ...]]:
     rest = iter(items)
     while batch := tuple(islice(rest, size)):
         yield batch
+
+
+def in_batches_of_listeners(
+    grouped: Iterable[tuple[ServicePortName, list[ListenAddress]]],
+) -> Iterator[list[tuple[ServicePortName, list[ListenAddress]]]]:
+    """Yield batches of listeners as large as a message can have; the listeners of a service port stay together."""
+    batch: list[tuple[ServicePortName, list[ListenAddress]]] = []
+    size = 0
+    for name, addresses in grouped:
+        if batch and size + len(addresses) > LISTENERS_PER_MESSAGE:
+            yield batch
+            batch, size = [], 0
+        batch.append((name, addresses))
+        size += len(addresses)
+    if batch:
+        yield batch

@@ -8,14 +8,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
 import socket
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
-from itertools import count
 from typing import assert_never
-
-import msgspec
 
 from userspace_proxy.core.counters import Counters, LiveCounters
 from userspace_proxy.core.errors import ListenFailed
@@ -29,7 +25,6 @@ from userspace_proxy.dataplane.remote.messages import (
     NAMES_PER_MESSAGE,
     SERVICE_PORTS_PER_MESSAGE,
     AllPresent,
-    Answered,
     Configure,
     DialFailed,
     Done,
@@ -43,17 +38,17 @@ from userspace_proxy.dataplane.remote.messages import (
     Served,
     Step,
     in_batches,
+    in_batches_of_listeners,
 )
+from userspace_proxy.dataplane.remote.presence import Presence
 from userspace_proxy.dataplane.remote.readings import Lasting, at_once
+from userspace_proxy.dataplane.remote.requests import Answer, Requests
 from userspace_proxy.dataplane.settings import DataPlaneSettings
 
 _READ_S = 2.0
 _NO_ROOM = "too many open files in the data process"
 
 _log = logging.getLogger(__name__)
-
-Answer = asyncio.Future[Done | Page | None]
-"""What a request is answered with; None where the data process is gone."""
 
 
 class RemotePlane:
@@ -79,16 +74,13 @@ class RemotePlane:
         self._outlives = outlives
         self._on_lost = on_lost
         self._channel: Channel[Report] | None = None
-        self._is_agreed = False  # the data process has what we have, or is being sent it
         self._process: int | None = None
         self._has_met = asyncio.Event()
         self._service_ports: dict[ServicePortName, ServicePort] = {}
         self._sockets: dict[Listening, socket.socket] = {}
         self._bound: dict[Listening, ListenAddress] = {}
-        self._present_names: set[ServicePortName] = set()
-        self._present: dict[Listening, tuple[ListenAddress, socket.socket]] = {}
-        self._answers: dict[int, Answer] = {}
-        self._ids = count(1)
+        self._present = Presence()
+        self._requests = Requests()  # from when the data process has what we have, or is being sent it
         self._lasting = Lasting()
         self._reading = asyncio.Lock()
 
@@ -152,7 +144,7 @@ class RemotePlane:
         whole: LiveCounters | None = None
         readings: list[Reading] = []
         while True:
-            page = await self._request(ReadCounters(len(readings)))
+            page = await self._requests.send(ReadCounters(len(readings)))
             if not isinstance(page, Page):
                 return self._lasting.without_process()
             whole = page.whole or whole
@@ -164,7 +156,7 @@ class RemotePlane:
         """Stop listening at once, then wait for the open connections to end. Where these outlive us, do nothing."""
         if self._outlives:
             return
-        answer = self._request(Drain(timeout_s))
+        answer = self._requests.send(Drain(timeout_s))
         self._close_sockets()
         await answer
 
@@ -179,7 +171,7 @@ class RemotePlane:
         for ports in in_batches(plan.update, SERVICE_PORTS_PER_MESSAGE):
             self._service_ports.update({each.name: each for each in ports})
             yield self._update(ports)
-        for batch in _in_batches_of_listeners(by_name(plan.open)):
+        for batch in in_batches_of_listeners(by_name(plan.open)):
             yield from self._open(batch, applied)
         yield from self._close_each(plan.close)
         for names in in_batches(plan.remove, NAMES_PER_MESSAGE):
@@ -211,7 +203,7 @@ class RemotePlane:
         """Let the data process close its copies, and then close ours, after which the ports are free."""
         for batch in in_batches(listenings, LISTENERS_PER_MESSAGE):
             ours = [self._forget(each) for each in batch if each in self._sockets]
-            yield self._request(Step(close=batch))
+            yield self._requests.send(Step(close=batch))
             for sock in ours:
                 sock.close()
 
@@ -221,24 +213,19 @@ class RemotePlane:
 
     def _update(self, service_ports: Iterable[ServicePort]) -> Answer:
         served = tuple(map(Served.of, service_ports))
-        return self._request(Step(update=served))
+        return self._requests.send(Step(update=served))
 
     def _pass_on(self, sockets: Mapping[Listening, socket.socket]) -> Answer:
-        return self._request(Step(open=tuple(sockets)), sockets.values())
+        """Send sockets. Where that fails, the connection ends, and all is sent again over the next one."""
+        try:
+            return self._requests.send(Step(open=tuple(sockets)), sockets.values())
+        except OSError as error:
+            _log.error("sockets cannot be passed to the data process: %s; trying again", error.strerror)
+            self._end()
+            return self._requests.send(Step())
 
     def _remove(self, names: tuple[ServicePortName, ...]) -> Answer:
-        return self._request(Step(remove=names))
-
-    def _request(self, request: Answered, sockets: Iterable[socket.socket] = ()) -> Answer:
-        """Send a request, and return what will have its answer: None at once where nobody is there to answer."""
-        answer: Answer = self._loop.create_future()
-        if self._channel is None or not self._is_agreed:
-            answer.set_result(None)
-            return answer
-        number = next(self._ids)
-        self._answers[number] = answer
-        self._channel.send(msgspec.structs.replace(request, id=number), [os.dup(sock.fileno()) for sock in sockets])
-        return answer
+        return self._requests.send(Step(remove=names))
 
     def _configure(self) -> None:
         if self._channel is not None:
@@ -249,13 +236,11 @@ class RemotePlane:
     def _take(self, report: Report, fds: list[int]) -> None:
         match report:
             case Present():
-                self._note_present(report, fds)
+                self._present.add(report, fds)
             case AllPresent():
                 self._agree(report.process)
             case Done() | Page():
-                answer = self._answers.pop(report.to, None)
-                if answer is not None and not answer.done():
-                    answer.set_result(report)
+                self._requests.take(report)
             case DialFailed() | NeedsPods():
                 self._notice(report)
             case _:
@@ -270,41 +255,34 @@ class RemotePlane:
         except Exception:
             _log.exception("%s (%s): fault while telling what happened to it", report.name, report.name.protocol)
 
-    def _note_present(self, report: Present, fds: list[int]) -> None:
-        self._present_names.update(report.names)
-        for listening, bound, fd in zip(report.open, report.bound, fds, strict=False):
-            self._present[listening] = bound, socket.socket(fileno=fd)
-
     def _agree(self, process: int) -> None:
         """Take over what the first data process has; bring each other one to what we have."""
         if self._process not in (None, process):
             self._lasting.process_is_gone()
         self._process = process
-        self._is_agreed = True
-        present, self._present = self._present, {}
-        names, self._present_names = self._present_names, set()
+        assert self._channel is not None
+        self._requests.use(self._channel)
+        present, self._present = self._present, Presence()
         if not self._has_met.is_set():
-            self._service_ports = {name: ServicePort(name, 0) for name in names}
-            for listening, (bound, sock) in present.items():
-                self._bound[listening], self._sockets[listening] = bound, sock
+            self._service_ports = {name: ServicePort(name, 0) for name in present.names}
+            self._bound, self._sockets = present.bound, present.sockets
             self._has_met.set()
             return
-        for _, sock in present.values():
-            sock.close()
-        for unwanted in in_batches(present.keys() - self._sockets.keys(), LISTENERS_PER_MESSAGE):
-            self._request(Step(close=unwanted))
-        for gone in in_batches(names - self._service_ports.keys(), NAMES_PER_MESSAGE):
+        present.close_sockets()
+        for unwanted in in_batches(present.sockets.keys() - self._sockets.keys(), LISTENERS_PER_MESSAGE):
+            self._requests.send(Step(close=unwanted))
+        for gone in in_batches(present.names - self._service_ports.keys(), NAMES_PER_MESSAGE):
             self._remove(gone)
         for ports in in_batches(self._service_ports.values(), SERVICE_PORTS_PER_MESSAGE):
             self._update(ports)
-        missing = [(key, sock) for key, sock in self._sockets.items() if key not in present]
+        missing = [(key, sock) for key, sock in self._sockets.items() if key not in present.sockets]
         for batch in in_batches(missing, LISTENERS_PER_MESSAGE):
             self._pass_on(dict(batch)).add_done_callback(_complain_of_refused)
         _log.info(
             "the data process has %d service ports and %d listeners again", len(self._service_ports), len(missing)
         )
 
-    def _end(self, reason: str) -> None:
+    def _end(self, reason: str = "") -> None:
         if reason:
             _log.error("the data process cannot be understood: %s", reason)
         self._detach()
@@ -316,15 +294,9 @@ class RemotePlane:
             return
         self._channel.close()
         self._channel = None
-        self._is_agreed = False
-        self._present_names.clear()
-        for _, sock in self._present.values():
-            sock.close()
-        self._present.clear()
-        answers, self._answers = self._answers, {}
-        for answer in answers.values():
-            if not answer.done():
-                answer.set_result(None)
+        self._present.close_sockets()
+        self._present = Presence()
+        self._requests.stop()
 
     def _close_sockets(self) -> None:
         for sock in self._sockets.values():
@@ -337,19 +309,3 @@ def _complain_of_refused(answer: Answer) -> None:
     done = answer.result()
     if isinstance(done, Done) and done.refused:
         _log.error("%d listeners are not served: %s", len(done.refused), _NO_ROOM)
-
-
-def _in_batches_of_listeners(
-    grouped: Iterable[tuple[ServicePortName, list[ListenAddress]]],
-) -> Iterator[list[tuple[ServicePortName, list[ListenAddress]]]]:
-    """Yield batches of listeners as large as a message can have; the listeners of a service port stay together."""
-    batch: list[tuple[ServicePortName, list[ListenAddress]]] = []
-    size = 0
-    for name, addresses in grouped:
-        if batch and size + len(addresses) > LISTENERS_PER_MESSAGE:
-            yield batch
-            batch, size = [], 0
-        batch.append((name, addresses))
-        size += len(addresses)
-    if batch:
-        yield batch
