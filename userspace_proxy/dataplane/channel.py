@@ -14,7 +14,7 @@ import socket
 import struct
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
-from typing import Generic, TypeVar
+from typing import Generic, NamedTuple, TypeVar
 
 import msgspec
 
@@ -31,6 +31,14 @@ _RETRY_S = 0.05
 _log = logging.getLogger(__name__)
 
 Message = TypeVar("Message")
+
+
+class _Outgoing(NamedTuple):
+    """What is left of a message, its descriptors if none of it was sent, and those among them that are ours to close."""
+
+    frame: memoryview
+    fds: Sequence[int] = ()
+    owned: Sequence[int] = ()
 
 
 class Channel(Generic[Message]):
@@ -60,7 +68,7 @@ class Channel(Generic[Message]):
         self._on_end = on_end
         self._received = bytearray()
         self._received_fds: deque[list[int]] = deque()  # one list for each message that has descriptors
-        self._to_send: deque[tuple[memoryview, Sequence[int]]] = deque()
+        self._to_send: deque[_Outgoing] = deque()
         self._retry: asyncio.TimerHandle | None = None
         self.pending_bytes = 0
         """What could not be sent yet. Whoever sends without waiting for answers looks at it."""
@@ -70,20 +78,22 @@ class Channel(Generic[Message]):
     def is_open(self) -> bool:
         return self._fd >= 0
 
-    def send(self, message: object, fds: Sequence[int] = ()) -> None:
-        """Send a message with at most 253 descriptors, which are closed once they are sent, in any case.
+    def send(self, message: object, fds: Sequence[int] = (), *, lent: bool = False) -> None:
+        """Send a message with at most 253 descriptors. These are closed once they are sent, in any case, unless `lent`.
 
-        After the end of the channel this does nothing more.
+        Who lends descriptors keeps them open until the other side has answered. After the end of the channel this does
+        nothing more.
         """
+        owned = () if lent else fds
         if not self.is_open:
-            _close_all(fds)
+            _close_all(owned)
             return
         body = self._encoder.encode(message)
         assert len(body) <= MAX_MESSAGE_BYTES
         assert len(fds) <= MAX_DESCRIPTORS
         frame = memoryview(_HEADER.pack(len(body), len(fds)) + body)
         self.pending_bytes += len(frame)
-        self._to_send.append((frame, fds))
+        self._to_send.append(_Outgoing(frame, fds, owned))
         if len(self._to_send) == 1:
             self._write()
 
@@ -97,8 +107,8 @@ class Channel(Generic[Message]):
             self._retry.cancel()
         self._fd = -1
         self._sock.close()
-        for _, fds in self._to_send:
-            _close_all(fds)
+        for outgoing in self._to_send:
+            _close_all(outgoing.owned)
         for fds in self._received_fds:
             _close_all(fds)
         self._to_send.clear()
@@ -112,7 +122,8 @@ class Channel(Generic[Message]):
     def _write(self) -> None:
         self._retry = None
         while self._to_send:
-            frame, fds = self._to_send[0]
+            outgoing = self._to_send[0]
+            frame, fds = outgoing.frame, outgoing.fds
             try:
                 sent = socket.send_fds(self._sock, [frame], list(fds)) if fds else self._sock.send(frame)
             except BlockingIOError:
@@ -125,10 +136,10 @@ class Channel(Generic[Message]):
                     return
                 self._end()
                 return
-            _close_all(fds)
+            _close_all(outgoing.owned)
             self.pending_bytes -= sent
             if sent < len(frame):
-                self._to_send[0] = frame[sent:], ()
+                self._to_send[0] = _Outgoing(frame[sent:])
             else:
                 self._to_send.popleft()
         self._loop.remove_writer(self._fd)

@@ -90,6 +90,15 @@ async def test_messages_arrive_in_order_and_each_with_its_descriptors(ends: tupl
         assert os.read(fds[0], 1) == b"x"
 
 
+async def test_lent_descriptors_stay_open(ends: tuple[End, End]) -> None:
+    one, other = ends
+    pipe = os.pipe()
+    one.channel.send(Note("lent"), pipe, lent=True)
+    await until(lambda: other.messages)
+    for fd in pipe:
+        os.close(fd)  # raises where it was closed before
+
+
 async def test_as_many_descriptors_as_the_kernel_takes_pass_in_one_message(ends: tuple[End, End]) -> None:
     one, other = ends
     one.channel.send(Note("many"), [os.dup(0) for _ in range(MAX_DESCRIPTORS)])

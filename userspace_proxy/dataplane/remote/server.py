@@ -7,7 +7,7 @@ import logging
 import os
 import secrets
 import socket
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import assert_never
 
@@ -99,9 +99,10 @@ class DataServer:
             for fd in fds:
                 os.close(fd)
 
-    def _send(self, message: object, fds: Iterable[int] = ()) -> None:
+    def _send(self, message: object, fds: Sequence[int] = ()) -> None:
+        """Send a message with descriptors that stay ours: there may be no room for copies."""
         if self._channel is not None:
-            self._channel.send(message, tuple(map(os.dup, fds)))
+            self._channel.send(message, fds, lent=True)
 
     async def _serve_next(self, tasks: asyncio.TaskGroup) -> None:
         item = await self._requests.get()
