@@ -34,7 +34,7 @@ Message = TypeVar("Message")
 
 
 class _Outgoing(NamedTuple):
-    """What is left of a message, its descriptors if none of it was sent, and those among them that are ours to close."""
+    """What is left of a message, its descriptors if none of it was sent, and those of them that are ours to close."""
 
     frame: memoryview
     fds: Sequence[int] = ()
