@@ -89,7 +89,7 @@ async def backend(name: str) -> Backend:
 
 
 async def measure(name: str, count: int) -> None:
-    keeper = RuleKeeper([Redirector(await backend(name))], conntrack=conntrack.available(), keeps_other_modes=True)
+    keeper = RuleKeeper([Redirector(await backend(name))], conntrack=conntrack.available(), leftovers=None)
     services = service_ports(count)
     ports = {ProxyPortKey(each.name, IPFamily.IPV4): 40000 + number % 20000 for number, each in enumerate(services)}
     nodes = {IPFamily.IPV4: NODE}

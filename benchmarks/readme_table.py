@@ -1,4 +1,4 @@
-"""Prints the README's table from a result of benchmarks/scenarios/compare.yaml.
+"""Writes the README's table of speed from a result of benchmarks/scenarios/compare.yaml, between its two markers.
 
     python benchmarks/readme_table.py benchmarks/results/compare.json
 
@@ -8,7 +8,10 @@ by round; one whose interval contains 1 is no difference. Numbers in brackets ar
 
 from __future__ import annotations
 
+import re
 import sys
+from collections.abc import Iterator
+from pathlib import Path
 
 from userspace_proxy.bench.analysis.comparison import compare_targets
 from userspace_proxy.bench.analysis.metrics import METRICS, Metric
@@ -18,7 +21,8 @@ from userspace_proxy.bench.results import Report
 
 ROWS = [
     ("connections", "rate"), ("connections", "cpu per request"), ("requests 1", "rate"), ("requests 16", "rate"),
-    ("requests 16", "cpu per request"), ("requests 256", "rate"), ("fixed rate", "p50"), ("fixed rate", "p99"),
+    ("requests 16", "cpu per request"), ("requests 256", "rate"), ("requests 256", "cpu per request"),
+    ("fixed rate", "p50"), ("fixed rate", "p99"),
     ("download 1", "throughput"), ("download 1", "cpu per gb"), ("download 16", "throughput"),
     ("upload 16", "throughput"), ("udp", "rate"), ("udp", "cpu per request"), ("idle", "memory per connection"),
     ("idle", "descriptors per connection"),
@@ -26,16 +30,34 @@ ROWS = [
 OURS, NGINX, HAPROXIES = "proxy", "nginx", ("haproxy", "haproxy splice")
 
 
+README = Path(__file__).parents[1] / "README.md"
+BEGIN, END = "<!-- make bench-compare writes what follows -->\n", "<!-- until here -->\n"
+
+
 def main() -> None:
-    report = read_report(sys.argv[1])
-    print("| test | this proxy | HAProxy, best | nginx | ÷ HAProxy | ÷ nginx |")
-    print("|---|---|---|---|---|---|")
+    table = "\n".join(lines(read_report(sys.argv[1]))) + "\n"
+    print(table)
+    before, after = README.read_text().split(BEGIN)
+    README.write_text(before + BEGIN + table + END + after.partition(END)[2])
+
+
+def lines(report: Report) -> Iterator[str]:
+    yield "| test | this proxy | HAProxy, best | nginx | ÷ HAProxy | ÷ nginx |"
+    yield "|---|---|---|---|---|---|"
     for test, name in ROWS:
-        print(row(report, test, METRICS[name]))
+        yield row(report, test, METRICS[name])
     machine = report.environment
-    versions = "; ".join(dict.fromkeys(t.version for t in report.targets if t.version and t.kind != "proxy"))
-    print(f"\n{machine.cpu}, {machine.cpus} CPUs, {machine.kernel}; {versions}. {report.started[:10]}, load average "
-          f"{machine.load_average:.1f} at the start.")  # fmt: skip
+    versions = dict.fromkeys(numbered(t.version) for t in report.targets if t.version and t.kind != "proxy")
+    rounds = 1 + max(run.repetition for run in report.runs)
+    yield ""
+    yield f"{machine.cpu}, {machine.cpus} CPUs, {machine.kernel}; {', '.join(versions)}; {report.started[:10]};"
+    yield f"medians of {rounds} interleaved rounds. In brackets: the harness or the machine was the limit."
+
+
+def numbered(version: str) -> str:
+    """Return `HAProxy 2.6.12` of `HAProxy version 2.6.12-1+deb12u4 2026/10/17 - https://haproxy.org/`."""
+    found = re.search(r"(\w+) version:?\s+(?:\w+/)?([\d.]+)", version)
+    return f"{found[1]} {found[2]}" if found else version
 
 
 def row(report: Report, test: str, metric: Metric) -> str:

@@ -1,7 +1,7 @@
 """kube-proxy's userspace mode on asyncio and uvloop. The public Python API is what `__all__` names."""
 
 from userspace_proxy.core.balancer import Balancer, RoundRobin
-from userspace_proxy.core.counters import Counters, EndpointCounters, LimitCounters, LiveCounters
+from userspace_proxy.core.counters import Counters, EndpointCounters, LimitCounters, LiveCounters, WakingCounters
 from userspace_proxy.core.errors import ConfigError, ListenFailed, NoEndpoints, ProxyError
 from userspace_proxy.core.model import Endpoint, L4Protocol, ListenAddress, ServicePort, ServicePortName, Snapshot
 from userspace_proxy.dataplane.settings import DataPlaneSettings
@@ -28,4 +28,5 @@ __all__ = [
     "ServicePort",
     "ServicePortName",
     "Snapshot",
+    "WakingCounters",
 ]

@@ -26,7 +26,7 @@ from userspace_proxy.core.config_validation import unserved_settings
 from userspace_proxy.core.errors import CleanUpFailed, ConfigError, ListenFailed, RedirectFailed, ServerFailed, leaves
 from userspace_proxy.core.health import ProxyHealth, ServiceKey, service_health_checks
 from userspace_proxy.core.model import IPFamily, ServicePortName, Snapshot
-from userspace_proxy.core.rules import Style
+from userspace_proxy.core.rules import JUMPS_IN_FRONT, USUAL_JUMPS, Jumps, Style
 from userspace_proxy.dataplane.interface import MakeDataPath
 from userspace_proxy.metrics import Metrics
 from userspace_proxy.metrics.processes import ReadProcesses, just_this_one
@@ -35,6 +35,7 @@ from userspace_proxy.node.capabilities import capability_warnings, effective_cap
 from userspace_proxy.node.limits import backlog_warning
 from userspace_proxy.node.setup import (
     ConntrackSettings,
+    Step,
     is_sys_read_only,
     log_steps,
     set_up_host,
@@ -67,14 +68,18 @@ SetUpLogging = Callable[[int, str], None]
 
 _LAST_WORDS_S = 3.0
 _OPEN_AGAIN_S = 5.0
+_WITHDRAW_S = 1.5
 _IN_CLUSTER = ("KUBERNETES_SERVICE_HOST", "KUBERNETES_SERVICE_PORT")
 
 _log = logging.getLogger(__name__)
 
 
-async def clean_up() -> None:
-    """Remove the rules of all modes of kube-proxy, and ours. Raises CleanUpFailed when something is left."""
-    result = await cleanup.clean_up()
+async def clean_up(config: Config) -> None:
+    """Remove the rules of all modes of kube-proxy, and ours; in hybrid mode ours alone.
+
+    Raises CleanUpFailed when something is left.
+    """
+    result = await cleanup.clean_up(owns=_leftovers(config))
     for removed in result.removed:
         _log.info("removed %s", removed)
     if result.errors:
@@ -83,7 +88,8 @@ async def clean_up() -> None:
 
 def init_only(config: Config) -> None:
     """Do what needs privileges that the daemon can do without later."""
-    log_steps(set_up_host(_conntrack_settings(config)))
+    if not config.is_hybrid:  # else the other kube-proxy sets up the host
+        log_steps(set_up_host(_conntrack_settings(config)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,12 +136,10 @@ class Daemon:
         Raises ConfigError for what cannot work, ServerFailed for a server that must be there, and ConfigFileUpdated
         when the configuration file was written and changes are not taken up while running.
         """
-        if self._config.own.unidling == "hybrid":
-            raise ConfigError("not served by this version yet", where="unidling", subject="hybrid")
         if unserved := unserved_settings(self._config.document, DEFAULTS):
             _log.warning("without effect, as this version does not act upon them yet: %s", ", ".join(unserved))
         asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, _log.info, "SIGHUP is ignored")
-        steps = set_up_host(_conntrack_settings(self._config))
+        steps = _set_up(self._config)
         log_steps(steps)
         _warn(filter(None, (backlog_warning(self._config.own.listen_backlog),)))
         client = self._config.document.client_connection
@@ -179,7 +183,13 @@ class Daemon:
         config = self._config
         hard_fail = config.document.bind_address_hard_fail
         if config.healthz_address is not None:
-            yield health_server(config.healthz_address, self._health, self._metrics, hard_fail=hard_fail)
+            yield health_server(
+                config.healthz_address,
+                self._health,
+                self._metrics,
+                hard_fail=hard_fail,
+                advice=_port_advice(config, "--healthz-bind-address", "healthzBindAddress"),
+            )
         if config.metrics_address is not None:
             yield metrics_server(
                 config.metrics_address,
@@ -187,6 +197,7 @@ class Daemon:
                 lambda: as_mapping(self._config.document),
                 set_verbosity=self._set_verbosity if config.document.enable_profiling else None,
                 hard_fail=hard_fail,
+                advice=_port_advice(config, "--metrics-bind-address", "metricsBindAddress"),
             )
 
     async def _serve(self, connection: ApiConnection, source: KubernetesSource, events: EventRecorder) -> None:
@@ -206,7 +217,7 @@ class Daemon:
                 self._know_node(node)
             addresses = node_addresses(self._config.document.bind_address, node.ips)
             self._health.queued(addresses.primary_family, now=time.monotonic())
-            async with self._keeper(addresses, node.pod_cidrs) as keeper:
+            async with self._keeper(addresses, node.pod_cidrs) as keeper, asyncio.TaskGroup() as proxying:
                 self._node_proxy = NodeProxy(
                     self._config,
                     addresses,
@@ -217,7 +228,7 @@ class Daemon:
                     waker.needs_pods,
                     make_data_path=self._surroundings.make_data_path,
                 )
-                tasks.create_task(self._node_proxy.run())
+                proxying.create_task(self._node_proxy.run())
                 await self._follow(source, snapshot, self._node_proxy, events)
 
     async def _follow(
@@ -232,7 +243,8 @@ class Daemon:
         try:
             while True:
                 node_proxy.want(snapshot, source.take_trigger_times())
-                await health_checks.apply(service_health_checks(snapshot))
+                if not self._config.is_hybrid:  # else the other proxy has these ports
+                    await health_checks.apply(service_health_checks(snapshot))
                 snapshot = await source.next_snapshot()
         finally:
             await health_checks.close()
@@ -252,13 +264,20 @@ class Daemon:
         effective = effective_capabilities()
         lacking = list(capability_warnings("nft" if choice is BackendChoice.AUTO else choice, effective))
         _warn(lacking)
-        opened = await _open(choice, families)
-        keeper = RuleKeeper(opened.redirectors, style=Style(config.own.rule_style), conntrack=conntrack.available())
+        opened = await _open(choice, families, JUMPS_IN_FRONT if config.is_hybrid else USUAL_JUMPS)
+        keeper = RuleKeeper(
+            opened.redirectors,
+            style=Style(config.own.rule_style),
+            conntrack=conntrack.available(),
+            leftovers=_leftovers(config),
+        )
         found = [text for name in keeper.backend_names for text in capability_warnings(name, effective)]
         _warn([*opened.warnings, *(text for text in found if text not in lacking)])
         try:
             yield keeper
         finally:
+            if config.is_hybrid:
+                await _withdraw(keeper)
             await keeper.close()
 
     def _know_node(self, node: ThisNode) -> None:
@@ -292,12 +311,32 @@ class Daemon:
         self._set_up_logging(verbosity, self._config.document.logging.format)
 
 
-async def _open(choice: BackendChoice, families: tuple[IPFamily, ...]) -> Opened:
+def _leftovers(config: Config) -> cleanup.Owns:
+    """Return what is to be removed where it was left: nothing of another mode while that one has the node."""
+    return cleanup.of_userspace_mode if config.is_hybrid else cleanup.of_any_mode
+
+
+def _port_advice(config: Config, flag: str, field: str) -> str:
+    """Return what to do about a server's address that another program has."""
+    owner = "the other kube-proxy of this node may have it: " if config.is_hybrid else ""
+    return f"{owner}{flag} ({field}) chooses another one, or none"
+
+
+async def _withdraw(keeper: RuleKeeper) -> None:
+    """Leave the services to the other proxy, in time for an orderly end."""
+    try:
+        async with asyncio.timeout(_WITHDRAW_S):
+            await keeper.withdraw()
+    except TimeoutError:
+        _log.error("kernel rules could not be removed in time; --cleanup --unidling=hybrid removes them")
+
+
+async def _open(choice: BackendChoice, families: tuple[IPFamily, ...], jumps: Jumps) -> Opened:
     """Return the way into the kernel's rules, as soon as there is one. Raises ConfigError where there can be none."""
     told = ""
     while True:
         try:
-            return await open_redirectors(choice, families)
+            return await open_redirectors(choice, families, jumps=jumps)
         except RedirectFailed as error:
             if told != str(error):
                 told = str(error)
@@ -317,6 +356,16 @@ def _access(config: Config) -> Access:
         _log.info("Neither kubeconfig file nor master URL was specified, falling back to in-cluster config")
     environ = {name: os.environ[name] for name in _IN_CLUSTER if name in os.environ}
     return load_access(kubeconfig, master=config.master, environ=environ)
+
+
+def _set_up(config: Config) -> tuple[Step, ...]:
+    """Set up the host, but not in hybrid mode, where it is the other kube-proxy's."""
+    if not config.is_hybrid:
+        return set_up_host(_conntrack_settings(config))
+    _log.info("hybrid mode: idled services alone are served, beside the kube-proxy of this node")
+    if config.document.conntrack != DEFAULTS.conntrack:
+        _log.warning("conntrack: without effect in hybrid mode, as the other kube-proxy sets it")
+    return ()
 
 
 def _conntrack_settings(config: Config) -> ConntrackSettings:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from ipaddress import ip_address
 from itertools import zip_longest
@@ -15,6 +15,7 @@ from userspace_proxy.core.config import Config
 from userspace_proxy.core.config_addresses import NodeAddresses, node_port_networks
 from userspace_proxy.core.errors import ListenFailed
 from userspace_proxy.core.health import ProxyHealth
+from userspace_proxy.core.hybrid import Ownership
 from userspace_proxy.core.model import WILDCARD, IPFamily, ListenAddress, Scope, ServicePort, ServicePortName, Snapshot
 from userspace_proxy.core.plan import Listening
 from userspace_proxy.core.portals import NodeFacts, Nodes, listen_addresses, proxy_ports
@@ -49,6 +50,9 @@ def data_plane_settings(config: Config) -> DataPlaneSettings:
         max_connections=own.max_connections,
         max_connections_per_service_port=own.max_connections_per_service_port,
         listen_backlog=own.listen_backlog,
+        unidling=own.unidling != "off",
+        hold_timeout_s=own.unidling_hold_timeout,
+        max_held=own.unidling_max_connections,
         cross_family=False,
         proxy_ports=config.proxy_ports,
     )
@@ -82,7 +86,8 @@ def served_families(node: NodeAddresses) -> tuple[IPFamily, ...]:
 class NodeProxy:
     """Brings listeners and rules to the latest snapshot, at most every `minSyncPeriod` and at least every `syncPeriod`.
 
-    Nothing is touched before the first snapshot. The rules stay when it is left.
+    Nothing is touched before the first snapshot. The rules stay when it is left. In hybrid mode all this is about those
+    service ports alone that are idled or waking.
     """
 
     def __init__(
@@ -112,6 +117,7 @@ class NodeProxy:
         )
         self._pace = _pace(config)
         self._nodes: Nodes = {}
+        self._ownership = Ownership() if config.is_hybrid else None
         self._wanted: Snapshot | None = None
         self._wanted_at = 0.0
         self._placed: dict[ServicePortName, tuple[ServicePort, ServicePort]] = {}
@@ -129,7 +135,7 @@ class NodeProxy:
             keeping: asyncio.Task[None] | None = None
             while True:
                 await self._pace.wait()  # before the change comes, so that it is applied at once when it does
-                await self._wait_until_due(self._sync_period_s())
+                await self._wait_until_due(self._pause_s())
                 if self._wanted is None:
                     continue
                 await self._try_sync(self._wanted)
@@ -159,6 +165,12 @@ class NodeProxy:
     def _sync_period_s(self) -> float:
         return self._config.document.iptables.sync_period
 
+    def _pause_s(self) -> float:
+        """Return how long nothing has to be done by itself."""
+        if self._ownership is None:
+            return self._sync_period_s()
+        return min(self._sync_period_s(), self._ownership.changes_at - time.monotonic())
+
     async def _wait_until_due(self, at_most_s: float) -> None:
         try:
             async with asyncio.timeout(at_most_s):
@@ -183,7 +195,7 @@ class NodeProxy:
         triggered_at, self._triggered_at = self._triggered_at, []
         local = [each.address for each in await local_addresses() if not each.is_link_local]
         self._nodes = node_facts(self._config, self._node, local)
-        placed = self._place(snapshot)
+        placed = self._place(self._owned(snapshot))
         await asyncio.sleep(0)  # with thousands of services each step takes milliseconds: let others have a turn
         await self._proxy.apply(placed)
         self._note_sync(snapshot, began, triggered_at)
@@ -205,8 +217,20 @@ class NodeProxy:
         for moment in triggered_at:
             counted.network_programming_duration_seconds.observe(max(0.0, wall_now - moment))
 
+    def _owned(self, snapshot: Snapshot) -> Snapshot:
+        """Return what is served here: everything, or in hybrid mode what this proxy owns."""
+        if self._ownership is None:
+            return snapshot
+        self._ownership = self._ownership.after(snapshot, now=time.monotonic())
+        return self._ownership.served(snapshot)
+
     async def _redirect(self, snapshot: Snapshot, bound: Mapping[Listening, ListenAddress]) -> None:
-        self._report = await self._keeper.apply(snapshot.service_ports.values(), proxy_ports(bound), self._nodes)
+        led: Collection[ServicePort] = snapshot.service_ports.values()
+        waking: Collection[ServicePort] = ()
+        if self._ownership is not None:
+            waking = [each for each in led if each.name in self._ownership.waking]
+            led = [each for each in led if each.name in self._ownership.idled]
+        self._report = await self._keeper.apply(led, proxy_ports(bound), self._nodes, waking=waking)
         self._has_applied = True  # before, the keeper would take an empty set of rules for what is wanted
         self._metrics.failures.fail_now("rules", {name for name, _ in self._report.refused})
         for table, count in self._report.rule_counts.items():
@@ -226,11 +250,13 @@ class NodeProxy:
     def _place(self, snapshot: Snapshot) -> Snapshot:
         """Return the snapshot with listen addresses; what has not changed stays the same object."""
         known = self._placed if self._placed_for == self._nodes else {}
+        holds_ports = self._ownership is None  # else the other proxy may hold them
         self._placed, self._placed_for = {}, self._nodes
         for name, service_port in snapshot.service_ports.items():
             entry = known.get(name)
             if entry is None or entry[0] is not service_port:
-                entry = service_port, replace(service_port, listen=listen_addresses(service_port, self._nodes))
+                listen = listen_addresses(service_port, self._nodes, holds_ports=holds_ports)
+                entry = service_port, replace(service_port, listen=listen)
             self._placed[name] = entry
         return Snapshot(MappingProxyType({name: placed for name, (_, placed) in self._placed.items()}))
 

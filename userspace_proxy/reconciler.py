@@ -137,7 +137,8 @@ class Reconciler:
     def _describe(self, service_port: ServicePort) -> str:
         addresses = [str(self._bound[service_port.name, address]) for address in service_port.listen]
         endpoints = [str(endpoint) for endpoint in service_port.endpoints]
-        return f"{', '.join(addresses) or 'not listening'} -> {', '.join(endpoints) or 'no endpoints'}"
+        none = "waits for pods" if service_port.is_idled else "no endpoints"
+        return f"{', '.join(addresses) or 'not listening'} -> {', '.join(endpoints) or none}"
 
     def _filtered(self, snapshot: Snapshot) -> Snapshot:
         allows = self._endpoint_filter

@@ -13,7 +13,7 @@ from tests.support.libiptc import LIBIPTC
 from userspace_proxy.core.model import IPFamily, L4Protocol, ServicePort, ServicePortName
 from userspace_proxy.core.portals import NodeFacts, ProxyPortKey
 from userspace_proxy.core.rule import OWN_CHAINS, Chain, Dnat, Rule, Table
-from userspace_proxy.core.rules import RuleSet, Style, render
+from userspace_proxy.core.rules import JUMPS_IN_FRONT, RuleSet, Style, render
 from userspace_proxy.redirect.redirector import Redirector
 from userspace_proxy.redirect.tables import OWN_CHAIN_NAMES, Tables
 
@@ -248,3 +248,54 @@ async def test_own_writes_do_not_look_like_those_of_others(
     host.insert("nat", "OUTPUT", "-j ACCEPT")
 
     assert await redirector.has_changed()
+
+
+async def test_jumps_in_front_outrank_what_others_have_and_stay_there(host: Host, family: IPFamily) -> None:
+    redirector = Redirector(await host.backend(), jumps=JUMPS_IN_FRONT)
+    foreign = "-p tcp -m tcp --dport 99 -j ACCEPT"
+    for chain in ("PREROUTING", "OUTPUT"):
+        host.insert("nat", chain, foreign)
+
+    for _ in range(2):
+        await redirector.replace(services(family))
+        host.insert("nat", "PREROUTING", foreign)
+        assert (await redirector.repair()).was_written
+        assert not (await redirector.repair()).was_written
+
+    for chain, suffix in (("PREROUTING", "CONTAINER"), ("OUTPUT", "HOST")):
+        portals, node_ports, *others = host.tables()["nat"][chain]
+        assert portals.endswith(f"-j KUBE-PORTALS-{suffix}")
+        assert node_ports.endswith(f"-j KUBE-NODEPORT-{suffix}")
+        assert set(others) == {f"-A {chain} {foreign}"}
+    await redirector.close()
+
+
+async def test_a_change_of_mode_moves_the_jumps(host: Host, redirector: Redirector, family: IPFamily) -> None:
+    host.insert("nat", "PREROUTING", "-p tcp -m tcp --dport 99 -j ACCEPT")
+    await redirector.replace(services(family))
+    in_front = Redirector(await host.backend(), jumps=JUMPS_IN_FRONT)
+    for each, place in ((in_front, 1), (redirector, 2)):
+        await each.repair() if each is redirector else await each.replace(services(family))
+        targets = [line.rpartition(" ")[2] for line in host.tables()["nat"]["PREROUTING"]]
+        assert len(targets) == 3
+        assert targets.index("KUBE-NODEPORT-CONTAINER") == place
+    await in_front.close()
+
+
+async def test_withdrawn_rules_leave_nothing_but_what_is_foreign(
+    host: Host, redirector: Redirector, family: IPFamily
+) -> None:
+    host.insert("nat", "PREROUTING", "-p tcp -m tcp --dport 99 -j ACCEPT")
+    rules = services(family)
+    await redirector.replace(rules)
+
+    outcome = await redirector.withdraw()
+
+    assert Counter(outcome.removed) == texts(rules)
+    assert outcome.was_written
+    tables = host.tables()
+    assert not {chain for chains in tables.values() for chain in chains} & OWN_CHAIN_NAMES
+    assert tables["nat"]["PREROUTING"] == ["-A PREROUTING -p tcp -m tcp --dport 99 -j ACCEPT"]
+    assert not (await redirector.withdraw()).was_written
+    await redirector.replace(rules)
+    assert ours(host.tables()) == texts(rules)

@@ -143,9 +143,9 @@ async def get(url: str) -> tuple[int, str]:
         return 0, ""
 
 
-async def sample(name: str) -> float:
+async def sample(name: str, *, at: str = METRICS) -> float:
     """Return the value of a sample of /metrics; 0 where it is not there."""
-    _, text = await get(f"{METRICS}/metrics")
+    _, text = await get(f"{at}/metrics")
     return next((float(line.rpartition(" ")[2]) for line in text.splitlines() if line.startswith(f"{name} ")), 0.0)
 
 

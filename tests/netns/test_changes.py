@@ -249,7 +249,7 @@ async def test_nothing_is_lost_on_either_side_when_another_program_adds_rules_me
     loop = "for n in $(seq 300); do %s -w -t nat -A FOREIGN -d 10.1.0.1 -p tcp --dport $n -j RETURN || exit 1; done"
     run(program, "-t", "nat", "-N", "FOREIGN")
     opened_ = await open_redirectors(BackendChoice(way), [IPFamily.IPV4])
-    keeper = RuleKeeper(opened_.redirectors, keeps_other_modes=True)
+    keeper = RuleKeeper(opened_.redirectors, leftovers=None)
     nodes = {IPFamily.IPV4: NodeFacts(ADDRESSES[IPFamily.IPV4].node)}
     services = many(150)
     foreign = await asyncio.create_subprocess_exec("sh", "-c", loop % program)
@@ -294,7 +294,7 @@ async def test_five_thousand_services_take_less_than_two_seconds_and_one_change_
     ports = {ProxyPortKey(each.name, IPFamily.IPV4): 40000 + number for number, each in enumerate(services)}
     nodes = {IPFamily.IPV4: NodeFacts(ADDRESSES[IPFamily.IPV4].node)}
     opened_ = await open_redirectors(variant, [IPFamily.IPV4])
-    keeper = RuleKeeper(opened_.redirectors, keeps_other_modes=True)
+    keeper = RuleKeeper(opened_.redirectors, leftovers=None)
 
     programmed_s, changed_s = [], []
     for attempt in range(3):

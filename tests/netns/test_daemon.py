@@ -177,12 +177,9 @@ async def test_without_rules_node_ports_are_served_and_nothing_is_written(topolo
             assert rules("nft") == rules("legacy") == []
 
 
-async def test_settings_without_effect_are_named_and_hybrid_is_refused(topology: Topology, tmp_path: Path) -> None:
+async def test_settings_without_effect_are_named(topology: Topology, tmp_path: Path) -> None:
     async with api_server() as api:
         daemon = Daemon(api, tmp_path, "nft")
         async with daemon.running("--workers=2", "--max-connections=5", "--unidling=off") as running:
             line = await running.logged("without effect")
             assert line.endswith("yet: userspaceProxy.workers\n")
-        async with daemon.running("--unidling=hybrid") as running:
-            assert await running.ended() == 1
-            await running.logged("unidling: hybrid: not served by this version yet")

@@ -88,9 +88,15 @@ def a_service(
     protocol: L4Protocol = L4Protocol.TCP,
     listen: tuple[ListenAddress, ...] = (ListenAddress("127.0.0.1", 0),),
     affinity_s: float | None = None,
+    wakes: bool = False,
 ) -> ServicePort:
     return ServicePort(
-        ServicePortName("default", name, "", protocol), 80, endpoints, session_affinity_s=affinity_s, listen=listen
+        ServicePortName("default", name, "", protocol),
+        80,
+        endpoints,
+        session_affinity_s=affinity_s,
+        listen=listen,
+        wakes_on_connect=wakes,
     )
 
 

@@ -153,14 +153,16 @@ class ServingBackend(Backend):
     def __init__(self, treat: Callable[[Peer], None], address: str = "127.0.0.1", *, port: int = 0) -> None:
         super().__init__(address, port=port, backlog=1024)
         self._treat = treat
+        self.connections = 0
         self._threads: list[threading.Thread] = []
         self.sock.settimeout(None)
         self._acceptor = threading.Thread(target=self._accept_all)
         self._acceptor.start()
 
-    @property
-    def connections(self) -> int:
-        return len(self.accepted)
+    def finish(self) -> None:
+        """Wait until those connections have been treated that are there."""
+        for thread in list(self._threads):
+            thread.join(PATIENCE_S)
 
     def close(self) -> None:
         with contextlib.suppress(OSError):
@@ -182,9 +184,10 @@ class ServingBackend(Backend):
             except OSError:
                 return
             peer = Peer(sock)
-            self.accepted.append(peer)
+            self.connections += 1
             thread = threading.Thread(target=self._treat_one, args=(peer,))
-            self._threads.append(thread)
+            self.accepted = [*(peer for peer in self.accepted if peer.sock.fileno() >= 0), peer]
+            self._threads = [*(thread for thread in self._threads if thread.is_alive()), thread]
             thread.start()
 
     def _treat_one(self, peer: Peer) -> None:

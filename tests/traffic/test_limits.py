@@ -374,6 +374,8 @@ def test_an_endpoint_that_only_the_dial_itself_answers_counts_as_refused(
         ({"dial_ladder_s": ()}, "dial_ladder_s is empty: it must have one time limit at least"),
         ({"dial_ladder_s": (1, 0.0)}, "dial_ladder_s[1] is 0: it must be greater than 0"),
         ({"half_close_timeout_s": -1}, "half_close_timeout_s is -1: it must be greater than 0"),
+        ({"hold_timeout_s": 0.0}, "hold_timeout_s is 0: it must be greater than 0"),
+        ({"max_held": 0}, "max_held is 0: it must be greater than 0"),
         ({"max_connections": -1}, "max_connections is -1: it must not be negative"),
         ({"tcp_user_timeout_s": 1e9}, "tcp_user_timeout_s is 1e+09: it can be 2.0736e+06 at most"),
         ({"listen_backlog": 0}, "listen_backlog is 0: it must be within the range [1, 65535]"),

@@ -1,176 +1,111 @@
-"""Many connections at once that end in every way there is: each byte is accounted for, and nothing is left.
+"""Much at once, for a while: every byte is accounted for, by both ends and by the proxy, and nothing is left.
 
-USERSPACE_PROXY_SOAK_S makes it longer.
+USERSPACE_PROXY_SOAK_S makes it longer, USERSPACE_PROXY_SOAK_SEED another one. A longer one that watches a proxy in a
+process of its own is benchmarks/soak.py.
 """
 
 from __future__ import annotations
 
-import hashlib
 import os
 import random
 import threading
 import time
-from collections import Counter
-from dataclasses import dataclass, field
+from collections.abc import Callable
 
-from tests.traffic.conftest import RunningProxy, Stage, open_descriptors
-from tests.traffic.peers import Peer, eventually
-from userspace_proxy import L4Protocol, ListenAddress
+from tests.traffic.conftest import RunningProxy, Stage, a_service, open_descriptors
+from tests.traffic.peers import eventually, refusing
+from tests.traffic.soaking import NOISE, Soak
+from userspace_proxy import Endpoint, EndpointCounters, L4Protocol, ServicePort
 
 SOAK_S = float(os.environ.get("USERSPACE_PROXY_SOAK_S", "2.5"))
-CLIENTS = 12
-NOISE = random.Random(1).randbytes(1 << 20)
-HEADER_BYTES = 16
-LIMIT_S = 20.0
+SEED = int(os.environ.get("USERSPACE_PROXY_SOAK_SEED", "1"))
+CLIENTS = 6  # of each kind
+CHANGE_S = 0.03
 
 
-@dataclass
-class Script:
-    """What both ends of one connection do. It travels from the client to the backend as a seed."""
-
-    seed: int
-    rng: random.Random = field(init=False)
-    has_heard_reset: bool = False
-
-    def __post_init__(self) -> None:
-        self.rng = random.Random(self.seed)
-        self.client_ends_by = self.rng.choice(["half-close", "half-close", "half-close", "reset"])
-        self.backend_ends_by = self.rng.choice(["half-close", "half-close", "close", "reset"])
-        self.is_slow = self.rng.random() < 0.2
-        self.backend_speaks_first = self.rng.random() < 0.3
-        self.request = self._bytes(at_most=3_000_000 if self.client_ends_by == "half-close" else 200_000)
-        self.reply = self._bytes(at_most=3_000_000 if self.backend_ends_by == "half-close" else 200_000)
-
-    def _bytes(self, *, at_most: int) -> bytes:
-        """Ends that hear nothing say little, as two of them would wait for each other."""
-        size = min(at_most, self.rng.choice([0, 1, 100, 4096, 65536, 200_000, 1_000_000, 2_500_000]))
-        offset = self.rng.randrange(1000)
-        return (NOISE * 3)[offset : offset + size]
-
-    @property
-    def is_clean(self) -> bool:
-        """Whether both directions end with a FIN, so that everything must arrive."""
-        return self.client_ends_by == "half-close" and self.backend_ends_by == "half-close"
-
-    def speak(self, peer: Peer, data: bytes, ending: str) -> None:
-        """Send in pieces of any size, then end. The other end may go before."""
-        rng, position = random.Random(self.seed), 0
-        try:
-            while position < len(data):
-                size = rng.choice([1, 1000, 65536, 500_000])
-                peer.send(data[position : position + size])
-                position += size
-            {"half-close": peer.half_close, "close": peer.close, "reset": peer.reset}[ending]()
-        except OSError:
-            self.has_heard_reset = True  # a reset is told once, to whoever asks first
-
-
-def digest(data: bytes) -> bytes:
-    return hashlib.sha256(data).digest()
-
-
-class Soak:
-    def __init__(self, seed: int) -> None:
-        self.seeds = random.Random(seed)
-        self.lock = threading.Lock()
-        self.outcomes: Counter[str] = Counter()
-        self.faults: list[str] = []
-
-    def note(self, script: Script, what: str, received: bytes, sent: bytes) -> None:
-        """Whatever arrived is a true beginning of what was sent; after a clean end it is all of it."""
-        is_clean_end = not script.has_heard_reset
-        with self.lock:
-            self.outcomes["clean" if is_clean_end else "reset"] += 1
-            if not sent.startswith(received):
-                self.faults.append(f"{script.seed}: the {what} was changed on its way")
-            elif is_clean_end and digest(received) != digest(sent):
-                self.faults.append(f"{script.seed}: a clean end after {len(received)} of {len(sent)} bytes of {what}")
-            elif script.is_clean and not is_clean_end:
-                self.faults.append(f"{script.seed}: a reset of the {what}, though both ends closed cleanly")
-
-    def be_client(self, address: ListenAddress) -> None:
-        with self.lock:
-            script = Script(self.seeds.randrange(1 << 60))
-        with Peer.connect(address) as peer:
-            peer.sock.settimeout(LIMIT_S)
-            header = script.seed.to_bytes(HEADER_BYTES, "big")
-            sender = threading.Thread(target=script.speak, args=(peer, header + script.request, script.client_ends_by))
-            sender.start()
-            if script.client_ends_by == "half-close":  # the other kinds hear nothing
-                received = self._receive(script, peer)
-                sender.join()
-                self.note(script, "reply", received, script.reply)
-            sender.join()
-
-    def be_backend(self, peer: Peer) -> None:
-        peer.sock.settimeout(LIMIT_S)
-        header = peer.receive(HEADER_BYTES)
-        if len(header) < HEADER_BYTES:
-            return
-        script = Script(int.from_bytes(header, "big"))
-        sender = threading.Thread(target=script.speak, args=(peer, script.reply, script.backend_ends_by))
-        if script.backend_ends_by != "half-close":
-            sender.start()
-            sender.join()
-        elif script.backend_speaks_first:
-            sender.start()
-            received = self._receive(script, peer)
-            sender.join()
-            self.note(script, "request", received, script.request)
-        else:
-            received = self._receive(script, peer)
-            self.note(script, "request", received, script.request)
-            sender.start()
-            sender.join()
-        peer.close()
-
-    def _receive(self, script: Script, peer: Peer) -> bytes:
-        received = bytearray()
-        try:
-            while data := peer.sock.recv(4096 if script.is_slow else 1 << 18):
-                received += data
-        except TimeoutError:
-            self.faults.append(f"{script.seed}: nothing more came after {len(received)} bytes")
-        except OSError:
-            script.has_heard_reset = True
-        return bytes(received)
+def in_the_background(work: Callable[[], None]) -> threading.Thread:
+    thread = threading.Thread(target=work)
+    thread.start()
+    return thread
 
 
 def test_a_soak_accounts_for_every_byte_and_leaves_nothing(proxy: RunningProxy, stage: Stage) -> None:
-    soak = Soak(int(os.environ.get("USERSPACE_PROXY_SOAK_SEED", "1")))
-    backends = [stage.serving_backend(soak.be_backend) for _ in range(3)]
-    address = proxy.serve(*(backend.endpoint for backend in backends))
+    """Two service ports share backends that come and go. On one all ends are orderly, so that all counts are exact."""
+    soak = Soak(SEED)
+    backends = [stage.serving_backend(soak.be_backend) for _ in range(4)]
+    endpoints = [backend.endpoint for backend in backends]
+    services = {is_orderly: "orderly" if is_orderly else "rough" for is_orderly in (True, False)}
+
+    def serve(*endpoints: Endpoint) -> list[ServicePort]:
+        service_ports = [a_service(*endpoints, name=name) for name in services.values()]
+        assert proxy.apply(*service_ports) == {}
+        return service_ports
+
+    names = [service_port.name for service_port in serve(*endpoints)]
     idle_descriptors = len(open_descriptors())
     until = time.monotonic() + SOAK_S
 
-    def keep_connecting() -> None:
-        while time.monotonic() < until:
-            soak.be_client(address)
+    with refusing() as refuses:
 
-    clients = [threading.Thread(target=keep_connecting) for _ in range(CLIENTS)]
-    for client in clients:
-        client.start()
-    for client in clients:
-        client.join()
+        def keep_changing() -> None:
+            rng = random.Random(SEED)
+            while time.monotonic() < until:
+                serve(*rng.sample([*endpoints, refuses], 2), rng.choice(endpoints))
+                time.sleep(CHANGE_S)
+
+        changing = in_the_background(keep_changing)
+        clients = [
+            client
+            for name, is_orderly in zip(names, services, strict=True)
+            for client in soak.load(
+                proxy.addresses(name)[0],
+                is_orderly=is_orderly,
+                clients=CLIENTS,
+                goes_on=lambda: time.monotonic() < until,
+            )
+        ]
+        for thread in (changing, *clients):
+            thread.join()
     assert eventually(proxy.is_idle, within=10)
     for backend in backends:
-        for thread in list(backend._threads):
-            thread.join(10)
-        for peer in backend.accepted:
-            peer.close()
+        backend.finish()
     assert soak.faults == []
     assert soak.outcomes["clean"] > 50
     assert soak.outcomes["reset"] > 5
-    counters = [proxy.counters_of(backend.endpoint) for backend in backends]
-    assert sum(counted.connections for counted in counters) == sum(backend.connections for backend in backends)
-    assert max(counted.connections for counted in counters) - min(counted.connections for counted in counters) <= 1
-    assert all(counted.open_connections == 0 for counted in counters)
+    totals = proxy.counters().service_ports
+    expect_exact_counts(soak, totals[names[0]])
+    expect_bounded_counts(soak, totals[names[1]])
+    assert sum(totals[name].connections for name in names) == sum(backend.connections for backend in backends)
+    expect_nothing_left(proxy)
     assert eventually(lambda: len(open_descriptors()) == idle_descriptors)
-    relay = proxy.plane._engine.relay
-    assert not relay._last_progress
+
+
+def expect_exact_counts(soak: Soak, counted: EndpointCounters) -> None:
+    account = soak.accounts[True]
+    assert counted.connections == account.connections
+    assert account.request_bytes_sent == counted.bytes_to_endpoint == account.request_bytes_received
+    assert account.reply_bytes_sent == counted.bytes_to_client == account.reply_bytes_received
+
+
+def expect_bounded_counts(soak: Soak, counted: EndpointCounters) -> None:
+    """A reset loses what is under way, on either side of the proxy. It may also come before there was a connection."""
+    account = soak.accounts[False]
+    assert counted.connections <= account.connections
+    assert account.request_bytes_received <= counted.bytes_to_endpoint <= account.request_bytes_sent
+    assert account.reply_bytes_received <= counted.bytes_to_client <= account.reply_bytes_sent
+
+
+def expect_nothing_left(proxy: RunningProxy) -> None:
+    """No connection in any state, no pipe, and no descriptor watched but the listeners'."""
+    engine = proxy.plane._engine
+    relay = engine.relay
+    assert not engine.dials
     assert not relay._targets
-    assert relay.pipes is None or not relay.pipes._idle
-    assert relay.pipes is None or relay.pipes._allotted_bytes == 0
+    assert not relay._last_progress
+    assert not relay._half_closed
+    assert not relay._partings._waiting
+    assert relay.pipes is None or (relay.pipes._allotted_bytes, relay.pipes._idle) == (0, [])
+    assert len(engine.poller._handlers) == len(proxy.plane._listeners)
 
 
 def test_a_soak_of_sessions_leaves_nothing(stage: Stage) -> None:
@@ -178,20 +113,27 @@ def test_a_soak_of_sessions_leaves_nothing(stage: Stage) -> None:
     backends = [stage.answering_datagrams(bytes) for _ in range(3)]
     address = proxy.serve(*(backend.endpoint for backend in backends), protocol=L4Protocol.UDP)
     idle_descriptors = len(open_descriptors())
-    rng = random.Random(2)
+    rng = random.Random(SEED)
+    sent = answers = 0
     until = time.monotonic() + SOAK_S / 5
     while time.monotonic() < until:
         clients = [stage.datagrams(to=address) for _ in range(rng.randrange(1, 40))]
         for client in clients:
             payload = NOISE[: rng.choice([0, 1, 1400, 9000])]
             client.send(payload)
+            sent += len(payload)
             if rng.random() < 0.5:
                 while client.receive() != payload:  # an answer to the last owner of the client's port
                     continue
+                answers += len(payload)
         if rng.random() < 0.3:  # an endpoint goes, and comes back
             proxy.serve(*(backend.endpoint for backend in rng.sample(backends, 2)), protocol=L4Protocol.UDP)
             proxy.serve(*(backend.endpoint for backend in backends), protocol=L4Protocol.UDP)
         for client in clients:
             client.close()
     assert eventually(proxy.is_idle)
+    (counted,) = proxy.counters().service_ports.values()
+    assert counted.bytes_to_endpoint == sent
+    assert answers <= counted.bytes_to_client <= sent
+    expect_nothing_left(proxy)
     assert eventually(lambda: len(open_descriptors()) == idle_descriptors)

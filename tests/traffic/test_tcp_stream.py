@@ -261,6 +261,23 @@ def test_urgent_data_right_before_the_end_cuts_nothing_off(proxy: RunningProxy, 
     assert backend.receive_all() == b"beforeafter"
 
 
+def test_urgent_data_in_the_middle_of_bulk_does_not_stop_it(proxy: RunningProxy, stage: Stage) -> None:
+    """A splice never gets past the urgent mark; behind it, it takes the end of the stream for the end of all."""
+    client, backend = stage.connected_pair(proxy)
+
+    def speak() -> None:
+        client.send(BULK)
+        client.sock.send(b"!", socket.MSG_OOB)
+        client.send(BULK)
+        client.half_close()
+
+    speaker = threading.Thread(target=speak)
+    speaker.start()
+    received = backend.receive_all()
+    speaker.join()
+    assert received == BULK * 2
+
+
 def test_a_reader_that_reads_nothing_stops_the_sender(proxy: RunningProxy, stage: Stage) -> None:
     """200 MiB are offered; what is taken on the way is bounded by the kernel's buffers, and by ours."""
     client, backend = stage.connected_pair(proxy)

@@ -12,6 +12,7 @@ import pytest
 
 from tests.support.announcing import Announcing
 from userspace_proxy import node_proxy
+from userspace_proxy.core import hybrid
 from userspace_proxy.core.config import DEFAULTS, Config, OwnSettings, with_field
 from userspace_proxy.core.config_addresses import NodeAddresses
 from userspace_proxy.core.counters import LiveCounters
@@ -32,12 +33,12 @@ WEB = ServicePort(ServicePortName("shop", "web"), 80, (Endpoint("127.0.0.1", 1),
 class Rig:
     """A proxy and what can be seen of it."""
 
-    def __init__(self) -> None:
+    def __init__(self, config: Config) -> None:
         self.backend = Announcing()
         self.health = ProxyHealth(30.0)
         self.metrics = Metrics("0")
-        keeper = RuleKeeper([Redirector(self.backend)], keeps_other_modes=True)
-        self.proxy = NodeProxy(Config(), NODE, keeper, self.health, self.metrics)
+        keeper = RuleKeeper([Redirector(self.backend)], leftovers=None)
+        self.proxy = NodeProxy(config, NODE, keeper, self.health, self.metrics)
 
     def sample(self, name: str) -> float:
         lines = "".join(self.metrics.pieces(LiveCounters())).splitlines()
@@ -45,8 +46,8 @@ class Rig:
 
 
 @asynccontextmanager
-async def running() -> AsyncIterator[Rig]:
-    rig = Rig()
+async def running(config: Config | None = None) -> AsyncIterator[Rig]:
+    rig = Rig(config or Config())
     async with asyncio.TaskGroup() as tasks:
         task = tasks.create_task(rig.proxy.run())
         yield rig
@@ -102,6 +103,19 @@ async def test_a_change_that_comes_during_a_sync_waits_since_it_came(monkeypatch
     assert rig.sample("kubeproxy_network_programming_duration_seconds_sum") >= 3
 
 
+@pytest.mark.parametrize(("unidling", "is_on"), [("off", False), ("on", True), ("hybrid", True)])
+def test_the_data_path_holds_clients_as_the_configuration_says(unidling: str, is_on: bool) -> None:
+    document = DEFAULTS
+    for name, value in {
+        "unidling": unidling,
+        "unidlingHoldTimeout": Duration(7),
+        "unidlingMaxConnections": 3,
+    }.items():
+        document = with_field(document, f"userspaceProxy.{name}", value)
+    settings = data_plane_settings(Config(document=document))
+    assert (settings.unidling, settings.hold_timeout_s, settings.max_held) == (is_on, 7.0, 3)
+
+
 def test_the_data_path_gets_each_limit_of_the_configuration() -> None:
     own = OwnSettings(
         dial_ladder=(Duration(0.5), Duration(3)),
@@ -125,3 +139,33 @@ def test_the_data_path_gets_each_limit_of_the_configuration() -> None:
         listen_backlog=100,
         cross_family=False,
     )
+
+
+async def test_in_hybrid_mode_rules_are_for_what_is_idled_and_what_wakes_is_served_for_a_while(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def logged(text: str) -> str:
+        async with asyncio.timeout(5):
+            while not (found := [message for message in caplog.messages if text in message]):  # noqa: ASYNC110
+                await asyncio.sleep(0)
+        return found[0]
+
+    def led() -> str:
+        return "".join(rig.backend.tables["nat"]["KUBE-PORTALS-CONTAINER"])
+
+    monkeypatch.setattr(hybrid, "WAKING_S", 0.3)
+    caplog.set_level("INFO")
+    document = with_field(DEFAULTS, "userspaceProxy.unidling", "hybrid")
+    web = replace(WEB, node_port=30080)
+    other = replace(WEB, name=ServicePortName("shop", "other"), cluster_ips=("10.96.0.2",))
+    async with running(Config(document=with_field(document, "iptables.minSyncPeriod", Duration(0)))) as rig:
+        rig.proxy.want(Snapshot.of(replace(web, endpoints=(), wakes_on_connect=True), other))
+        assert ":30080" not in await logged("shop/web (TCP): ")  # no port is held
+        assert "10.96.0.1/32" in led()
+        assert "10.96.0.2/32" not in led()
+
+        rig.proxy.want(Snapshot.of(web, other))
+        await logged("-> 127.0.0.1:1")
+        assert led() == ""
+        await logged("shop/web (TCP): no longer served")
+    assert not any("shop/other" in message for message in caplog.messages)

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import logging
+
+import pytest
+
 from userspace_proxy import Endpoint, ListenAddress, ListenFailed, ServicePort, ServicePortName, Snapshot
 from userspace_proxy.core.plan import Plan
 from userspace_proxy.dataplane.interface import Applied
@@ -63,3 +67,12 @@ async def test_failures_are_told_whenever_something_was_tried() -> None:
     await reconciler.apply(Snapshot.of(refused), quiet=True)
     await reconciler.apply(Snapshot.of(fine), quiet=True)
     assert told == [{WEB}, set()]
+
+
+async def test_an_idled_service_port_is_said_to_wait(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    reconciler = Reconciler(NotingPlane())  # type: ignore[arg-type]
+    await reconciler.apply(
+        Snapshot.of(ServicePort(WEB, 80, listen=(ListenAddress("127.0.0.1", 80),), wakes_on_connect=True))
+    )
+    assert "default/web (TCP): 127.0.0.1:80 -> waits for pods" in caplog.messages

@@ -19,7 +19,13 @@ Clock = Callable[[], float]
 
 
 def health_server(
-    address: ListenAddress, health: ProxyHealth, metrics: Metrics, *, hard_fail: bool = False, retry_s: float = RETRY_S
+    address: ListenAddress,
+    health: ProxyHealth,
+    metrics: Metrics,
+    *,
+    hard_fail: bool = False,
+    advice: str = "",
+    retry_s: float = RETRY_S,
 ) -> HttpServer:
     """Return the server of /healthz and /livez, to be run."""
     return HttpServer(
@@ -28,6 +34,7 @@ def health_server(
         health_application(health, metrics),
         event_reason=EVENT_REASON,
         hard_fail=hard_fail,
+        advice=advice,
         retry_s=retry_s,
     )
 

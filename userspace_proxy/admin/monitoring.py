@@ -32,6 +32,7 @@ def metrics_server(
     *,
     set_verbosity: VerbositySetter | None = None,
     hard_fail: bool = False,
+    advice: str = "",
     retry_s: float = RETRY_S,
 ) -> HttpServer:
     """Return the server of /metrics and all that goes with it, to be run. Given `set_verbosity`, it can profile."""
@@ -41,6 +42,7 @@ def metrics_server(
         metrics_application(metrics, read_config, set_verbosity=set_verbosity),
         event_reason=EVENT_REASON,
         hard_fail=hard_fail,
+        advice=advice,
         retry_s=retry_s,
     )
 

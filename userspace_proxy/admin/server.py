@@ -80,7 +80,7 @@ class HttpServer:
     """Keeps an application served while `run` runs. `title` names it in the log.
 
     `bound` says where, once it is. While the address is taken it is tried each `retry_s` seconds; with `hard_fail` the
-    first failure is final, and `event_reason` is what the cluster should be told.
+    first failure is final, and `event_reason` is what the cluster should be told. `advice` is what the operator can do.
     """
 
     def __init__(
@@ -91,6 +91,7 @@ class HttpServer:
         *,
         event_reason: str,
         hard_fail: bool = False,
+        advice: str = "",
         retry_s: float = RETRY_S,
         most_connections: int = MOST_CONNECTIONS,
     ) -> None:
@@ -100,6 +101,7 @@ class HttpServer:
         self._site = Site(app, most_connections=most_connections)
         self._event_reason = event_reason
         self._hard_fail = hard_fail
+        self._advice = f" ({advice})" if advice else ""
         self._retry_s = retry_s
         self._has_bound = asyncio.Event()
 
@@ -128,7 +130,7 @@ class HttpServer:
                 if self._hard_fail:
                     raise ServerFailed(self._title, self._event_reason, failure) from failure
                 if attempts % _REMIND_EVERY == 0:
-                    _log.error("%s: %s; trying again each %g s", self._title, failure, self._retry_s)
+                    _log.error("%s: %s; trying again each %g s%s", self._title, failure, self._retry_s, self._advice)
             attempts += 1
             await asyncio.sleep(self._retry_s)
 

@@ -75,6 +75,6 @@ def set_up_or_clean_up(config: Config) -> None:
     from userspace_proxy.daemon import clean_up, init_only  # a second's worth of imports
 
     if config.action is Action.CLEANUP:
-        run_until_stopped(clean_up())
+        run_until_stopped(clean_up(config))
     else:
         init_only(config)

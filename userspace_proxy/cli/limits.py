@@ -1,4 +1,4 @@
-"""The limits and time-outs of TCP as options of `userspace-proxy local`. The daemon's are in its table of flags."""
+"""The limits and time-outs of TCP and of waking as options of `local`. The daemon's are in its table of flags."""
 
 from __future__ import annotations
 
@@ -88,6 +88,23 @@ _OPTIONS = (
         default=",".join(map(format_duration, DIAL_LADDER_S)),
         show_default=True,
         help="Time limits of the attempts to reach an endpoint.",
+    ),
+    click.option(
+        "--unidling-max-connections",
+        "max_held",
+        type=click.IntRange(min=1, max=2**31 - 1),
+        default=16,
+        metavar="N",
+        show_default=True,
+        help="Clients that are held per idled service port.",
+    ),
+    click.option(
+        "--unidling-hold-timeout",
+        "hold_timeout_s",
+        type=Parsed("DURATION", positive_duration),
+        default="2m",
+        show_default=True,
+        help="How long they are held.",
     ),
 )
 

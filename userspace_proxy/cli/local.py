@@ -225,16 +225,20 @@ def local(
     )
     source: SnapshotSource = FileSource(paths) if paths else NoSource()
     if is_from_cluster:
-        source = _cluster_source(kubeconfig or "", context or "", namespaces, wake_scale)
+        source = _cluster_source(kubeconfig or "", context or "", namespaces, wake_scale, limits["hold_timeout_s"])
     run_until_stopped(LocalProxy(options, source).run(print_table))
 
 
-def _cluster_source(kubeconfig: str, context: str, namespaces: tuple[str, ...], scales: bool) -> SnapshotSource:
+def _cluster_source(
+    kubeconfig: str, context: str, namespaces: tuple[str, ...], scales: bool, hold_timeout_s: float
+) -> SnapshotSource:
     """Return the source that follows a cluster. Only here is the Kubernetes client loaded, which takes a while."""
     from userspace_proxy.sources.cluster import ClusterSource
     from userspace_proxy.sources.kubeconfig import load_access
 
-    return ClusterSource(load_access(kubeconfig, context=context), namespaces, scales=scales)
+    return ClusterSource(
+        load_access(kubeconfig, context=context), namespaces, scales=scales, hold_timeout_s=hold_timeout_s
+    )
 
 
 def print_table(rows: Sequence[Row]) -> None:

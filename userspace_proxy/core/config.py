@@ -25,6 +25,8 @@ OWN_KEY: Final = "userspaceProxy"
 
 HEALTHZ_PORT: Final = 10256
 METRICS_PORT: Final = 10249
+HYBRID_PORT_OFFSET: Final = 100
+"""In hybrid mode the two ports above are the other kube-proxy's, and those that are higher by this take their place."""
 
 Int32 = Annotated[int, msgspec.Meta(ge=-(2**31), le=2**31 - 1)]
 RuleStyle = Literal["faithful", "dnat"]
@@ -219,14 +221,19 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
         return self.document.userspace_proxy
 
     @property
+    def is_hybrid(self) -> bool:
+        """Whether a kube-proxy in another mode has this node, and only idled services are for this proxy."""
+        return self.own.unidling == "hybrid"
+
+    @property
     def healthz_address(self) -> ListenAddress | None:
         """Where the health server listens. None: it is switched off."""
-        return _listen_address(self.document.healthz_bind_address)
+        return self._beside_another(_listen_address(self.document.healthz_bind_address))
 
     @property
     def metrics_address(self) -> ListenAddress | None:
         """Where the metrics server listens. None: it is switched off."""
-        return _listen_address(self.document.metrics_bind_address)
+        return self._beside_another(_listen_address(self.document.metrics_bind_address))
 
     @property
     def proxy_ports(self) -> range | None:
@@ -242,6 +249,12 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
     def node_ports_on_primary(self) -> bool:
         """Whether node ports are served on the node's own addresses alone."""
         return self.document.node_port_addresses == (PRIMARY,)
+
+    def _beside_another(self, address: ListenAddress | None) -> ListenAddress | None:
+        """Return the address with another port where its own is for the other kube-proxy."""
+        if address is None or not self.is_hybrid or address.port not in (HEALTHZ_PORT, METRICS_PORT):
+            return address
+        return ListenAddress(address.address, address.port + HYBRID_PORT_OFFSET)
 
 
 def fields_of(section: Section, prefix: str = "") -> Iterator[tuple[str, Any]]:

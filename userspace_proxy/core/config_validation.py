@@ -40,12 +40,7 @@ OTHER_MODES: Final = {
 _POSITIVE = "must be greater than 0"
 _NOT_NEGATIVE = "must be greater than or equal to 0"
 _LOCAL_MODES = ("ClusterCIDR", "NodeCIDR", "BridgeInterface", "InterfaceNamePrefix", "")
-_UNSERVED = (
-    "unidling",
-    "unidling_hold_timeout",
-    "unidling_max_connections",
-    "workers",
-)
+_UNSERVED = ("workers",)
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,9 +97,7 @@ def problems(document: KubeProxyConfiguration) -> Iterator[Problem]:
 def unserved_settings(document: KubeProxyConfiguration, defaults: KubeProxyConfiguration) -> list[str]:
     """Return the paths of settings of our own that were changed, while this version does not act upon them yet."""
     own, usual = document.userspace_proxy, defaults.userspace_proxy
-    changed = [name for name in _UNSERVED if getattr(own, name) != getattr(usual, name)]
-    if own.unidling == "off":  # which is what there is
-        changed = [name for name in changed if name != "unidling"]
+    changed = (name for name in _UNSERVED if getattr(own, name) != getattr(usual, name))
     return [f"{OWN_KEY}.{wire_name(name)}" for name in changed]
 
 
@@ -223,6 +216,8 @@ def _own(own: OwnSettings) -> Iterator[Problem]:
             yield problem(name, amount, _POSITIVE)
     if not 1 <= own.listen_backlog <= MAX_BACKLOG:
         yield problem("listenBacklog", own.listen_backlog, f"must be within the range [1, {MAX_BACKLOG}]")
+    if own.unidling == "hybrid" and own.iptables_backend == "none":
+        yield problem("unidling", own.unidling, "needs kernel rules: iptablesBackend must not be none")
     if own.workers != "auto" and own.workers < 1:
         yield problem("workers", own.workers, "must be a number of processes, or auto")
     if own.tcp_user_timeout > MAX_USER_TIMEOUT_S:

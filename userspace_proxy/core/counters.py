@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -12,6 +13,8 @@ OF_THE_MOMENT = frozenset(
     {
         "open_connections",
         "open_sessions",
+        "held_connections",
+        "held_udp_clients",
         "max_connections",
         "max_connections_per_service_port",
         "admitted_connections",
@@ -48,6 +51,58 @@ def add_up(readings: Iterable[EndpointCounters]) -> EndpointCounters:
     return EndpointCounters(
         connections, open_connections, dial_failures, sessions, open_sessions, to_endpoint, to_client
     )
+
+
+WAKE_TIME_BUCKETS_S = (0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 20.0, 30.0, 60.0, 120.0)
+
+
+@dataclass(frozen=True, slots=True)
+class WakeTimes:
+    """How long wake-ups took from the first client to the first endpoint, as a histogram.
+
+    `counts` has one number for each of WAKE_TIME_BUCKETS_S: how many took no longer than that, but longer than the one
+    before. The last number is of those that took longer than all.
+    """
+
+    counts: tuple[int, ...] = (0,) * (len(WAKE_TIME_BUCKETS_S) + 1)
+    total_s: float = 0.0
+
+    def with_another(self, seconds: float) -> WakeTimes:
+        """Return the histogram with one more wake-up."""
+        counts = list(self.counts)
+        counts[bisect_left(WAKE_TIME_BUCKETS_S, seconds)] += 1
+        return WakeTimes(tuple(counts), self.total_s + seconds)
+
+    def plus(self, other: WakeTimes) -> WakeTimes:
+        """Return the sum of both."""
+        return WakeTimes(tuple(map(sum, zip(self.counts, other.counts, strict=True))), self.total_s + other.total_s)
+
+
+@dataclass(frozen=True, slots=True)
+class WakingCounters:
+    """Clients of idled service ports: those that are held now, and what became of others.
+
+    `held_udp_clients` are those whose last datagrams are kept. `expired` were held for the whole hold time-out,
+    `displaced` had to go before: for others, or for want of descriptors. Those that left by themselves are in neither.
+    """
+
+    held_connections: int = 0
+    held_udp_clients: int = 0
+    wake_ups: int = 0
+    expired: int = 0
+    displaced: int = 0
+    wake_times: WakeTimes = field(default_factory=WakeTimes)
+
+    def plus(self, other: WakingCounters) -> WakingCounters:
+        """Return the sum of both, which are of two processes."""
+        return WakingCounters(
+            self.held_connections + other.held_connections,
+            self.held_udp_clients + other.held_udp_clients,
+            self.wake_ups + other.wake_ups,
+            self.expired + other.expired,
+            self.displaced + other.displaced,
+            self.wake_times.plus(other.wake_times),
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +143,7 @@ class Counters:
     dropped_datagrams: int = 0
     evicted_sessions: int = 0
     limits: LimitCounters = field(default_factory=LimitCounters)
+    waking: WakingCounters = field(default_factory=WakingCounters)
 
 
 class CountedServicePort(Protocol):
@@ -119,3 +175,4 @@ class LiveCounters:
     dropped_datagrams: int = 0
     evicted_sessions: int = 0
     limits: LimitCounters = field(default_factory=LimitCounters)
+    waking: WakingCounters = field(default_factory=WakingCounters)

@@ -156,20 +156,18 @@ def _node_port_addresses(node: NodeFacts) -> Iterator[str]:
             yield address
 
 
-def listen_addresses(service_port: ServicePort, nodes: Nodes) -> tuple[ListenAddress, ...]:
+def listen_addresses(service_port: ServicePort, nodes: Nodes, *, holds_ports: bool = True) -> tuple[ListenAddress, ...]:
     """Return where a service port is listened on: its proxy ports, and the ports that are held for it.
 
-    A family counts in which the service has a cluster IP.
+    Without `holds_ports` there are none of the latter. A family counts in which the service has a cluster IP.
     """
     found = []
     for family, node in nodes.items():
         if any(family_of(address) is family for address in service_port.cluster_ips):
             bind_address = WILDCARD[family] if node.binds_everywhere else node.bind_address
             found += [ListenAddress(bind_address, 0, key.scope) for key in proxy_port_keys(service_port, family)]
-            found += [
-                ListenAddress(held.address, held.port, scope, is_held=True)
-                for held, scope in held_ports(service_port, node).items()
-            ]
+            held_here = held_ports(service_port, node) if holds_ports else {}
+            found += [ListenAddress(held.address, held.port, scope, is_held=True) for held, scope in held_here.items()]
     return tuple(found)
 
 

@@ -38,6 +38,7 @@ class Style(enum.StrEnum):
 
 _PORTALS_FIRST = Comment("handle ClusterIPs; NOTE: this must be before the NodePort rules")
 _NODE_PORTS_LAST = Comment("handle service NodePorts; NOTE: this must be the last rule in the chain")
+_NODE_PORTS_FIRST = Comment("handle NodePorts of idled services; NOTE: this must be before the rules of another proxy")
 _LET_NODE_PORTS_IN = Comment("Ensure that non-local NodePort traffic can flow")
 
 FIRST_JUMPS = (
@@ -47,11 +48,30 @@ FIRST_JUMPS = (
 )
 """The jumps that stand first in their chain."""
 
-LAST_JUMPS = tuple(
-    Rule(chain, (Condition.DESTINATION_IS_LOCAL, _NODE_PORTS_LAST), Jump(own))
-    for chain, own in ((Chain.PREROUTING, Chain.NODEPORT_CONTAINER), (Chain.OUTPUT, Chain.NODEPORT_HOST))
-)
+
+def _to_node_ports(comment: Comment) -> tuple[Rule, ...]:
+    return tuple(
+        Rule(chain, (Condition.DESTINATION_IS_LOCAL, comment), Jump(own))
+        for chain, own in ((Chain.PREROUTING, Chain.NODEPORT_CONTAINER), (Chain.OUTPUT, Chain.NODEPORT_HOST))
+    )
+
+
+LAST_JUMPS = _to_node_ports(_NODE_PORTS_LAST)
 """The jumps that stand last in their chain."""
+
+
+@dataclass(frozen=True, slots=True)
+class Jumps:
+    """The rules that lead from built-in chains to ours: those that stand first in their chain, and last."""
+
+    first: tuple[Rule, ...]
+    last: tuple[Rule, ...]
+
+
+USUAL_JUMPS = Jumps(FIRST_JUMPS, LAST_JUMPS)
+
+JUMPS_IN_FRONT = Jumps((*FIRST_JUMPS, *_to_node_ports(_NODE_PORTS_FIRST)), ())
+"""For hybrid mode: what is ours outranks another proxy's rules in every way."""
 
 
 @dataclass(frozen=True, slots=True)

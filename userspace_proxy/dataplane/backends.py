@@ -78,10 +78,21 @@ class Backends:
     none that can be reached. Traffic from outside has balancers of its own where its endpoints are others.
     """
 
-    __slots__ = ("_balancers", "_cross_family", "_external", "_internal", "_make_balancer", "_past", "_targets", "name")
+    __slots__ = (
+        "_balancers",
+        "_cross_family",
+        "_external",
+        "_internal",
+        "_make_balancer",
+        "_past",
+        "_targets",
+        "is_idled",
+        "name",
+    )
 
     def __init__(self, name: ServicePortName, make_balancer: Callable[[], Balancer], *, cross_family: bool) -> None:
         self.name = name
+        self.is_idled = False
         self._make_balancer = make_balancer
         self._cross_family = cross_family
         self._internal: tuple[Endpoint, ...] = ()
@@ -93,6 +104,7 @@ class Backends:
     def update(self, service_port: ServicePort) -> None:
         """Use the endpoints and the affinity of this service port from the next pick on."""
         self._internal, self._external = service_port.endpoints, service_port.external_endpoints
+        self.is_idled = service_port.is_idled
         before = self._targets
         endpoints = dict.fromkeys((*self._internal, *(self._external or ())))
         self._targets = {endpoint: before.get(endpoint) or Target(self.name, endpoint) for endpoint in endpoints}

@@ -25,6 +25,7 @@ from userspace_proxy.dataplane.sockets import (
     reset_on_close,
     set_stream_options,
 )
+from userspace_proxy.dataplane.waiting import HeldConnection
 
 _CONNECTED = frozenset({0, errno.EISCONN})
 _UNDER_WAY = frozenset({errno.EINPROGRESS, errno.EALREADY, errno.EINTR})
@@ -43,6 +44,7 @@ class Dial:
         "_client_fd",
         "_engine",
         "_give_up_at",
+        "_held",
         "_origin",
         "_sock",
         "_target",
@@ -62,6 +64,7 @@ class Dial:
         self._sock: socket.SocketType | None = None  # set while a connect is under way
         self._timer: asyncio.TimerHandle | None = None
         self._give_up_at: float | None = None  # set at the first fault of this host
+        self._held: HeldConnection | None = None  # made when it has to wait for pods
 
     def start(self) -> None:
         """Pick an endpoint and connect to it; while one refuses at once, go on with the next."""
@@ -70,11 +73,18 @@ class Dial:
                 now = self._engine.loop.time()
                 self._target = self._backends.pick(self._origin, self._client, now=now, tried=self._tried)
             except NoEndpoints as error:
-                self._abandon(str(error))
+                if not (self._backends.is_idled and self._engine.waiting.hold(self._place())):
+                    self._abandon(str(error))
                 return
             if self._connect():
                 return
-        self._abandon(f"no endpoint could be reached, the last was {self._target.endpoint}")
+        if not self._engine.waiting.hold_for_retry(self._place()):
+            self._abandon(f"no endpoint could be reached, the last was {self._target.endpoint}")
+
+    def go_on(self) -> None:
+        """Start anew after the client was held."""
+        self._tried, self._give_up_at = (), None
+        self.start()
 
     def on_ready(self, events: int) -> None:
         """The connect has come to an end; or this is a late event of the descriptor's former life."""
@@ -177,9 +187,16 @@ class Dial:
     def cancel(self) -> None:
         """End the dial and close the client."""
         self._leave()
-        os.close(self._client_fd)
+        self._engine.poller.close(self._client_fd)
         self._client_fd = -1
         self._engine.admission.released(self._backends.name)
+
+    def _place(self) -> HeldConnection:
+        """Return what stands for the client in the waiting room: the same each time, as its time goes on."""
+        if self._held is None:
+            family = SOCKET_FAMILY[self._origin[1]]
+            self._held = HeldConnection(self._engine.waiting, self._backends.name, self._client_fd, family, self)
+        return self._held
 
     def _abandon(self, why: str) -> None:
         self._engine.abandoned += 1

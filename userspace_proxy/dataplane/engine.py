@@ -16,6 +16,7 @@ from userspace_proxy.dataplane.poller import make_poller
 from userspace_proxy.dataplane.relay import Relay
 from userspace_proxy.dataplane.resources import DescriptorGate
 from userspace_proxy.dataplane.settings import DataPlaneSettings
+from userspace_proxy.dataplane.waiting import WaitingRoom
 
 _COMPLAINT_INTERVAL_S = 10.0
 
@@ -39,7 +40,10 @@ class Engine:
         self.poller = make_poller(settings.poller, loop)
         self.admission = Admission(loop, settings.max_connections, settings.max_connections_per_service_port)
         self.relay = Relay(self.poller, loop, settings, self.admission.released)
-        self.gate = DescriptorGate(loop, self.relay.free_descriptors)
+        self.waiting = WaitingRoom(
+            loop, self.poller, settings, needs_pods=self.tell_need_of_pods, complain=self.complain
+        )
+        self.gate = DescriptorGate(loop, self._free_descriptors)
         self.dials: set[Cancellable] = set()
         """Dials that are under way."""
         self.abandoned = 0
@@ -78,6 +82,7 @@ class Engine:
         self.settings = settings
         self.admission.reconfigure(settings.max_connections, settings.max_connections_per_service_port)
         self.relay.reconfigure(settings)
+        self.waiting.settings = settings
 
     def complain(self, name: ServicePortName, text: str) -> None:
         """Log a warning about a service port, at most one each 10 s."""
@@ -93,14 +98,27 @@ class Engine:
         except Exception:
             _log.exception("%s (%s): fault while telling of a dial failure", name, name.protocol)
 
+    def tell_need_of_pods(self, name: ServicePortName) -> None:
+        """Tell whoever wants to know that a client waits at an idled service port. A fault of theirs harms nobody."""
+        try:
+            self._notices.needs_pods(name)
+        except Exception:
+            _log.exception("%s (%s): fault while telling that pods are needed", name, name.protocol)
+
+    def _free_descriptors(self) -> None:
+        self.relay.free_descriptors()
+        self.waiting.free_descriptors()
+
     def forget(self, name: ServicePortName) -> None:
         """Keep nothing about a service port that is gone."""
+        self.waiting.forget(name)
         self._last_complaint.pop(name, None)
 
     def close(self) -> None:
         """Close all connections and end all dials."""
         self.admission.shutdown()
         self.gate.shutdown()
+        self.waiting.close()
         for dial in list(self.dials):
             dial.cancel()
         self.relay.close_all()

@@ -110,6 +110,7 @@ class DataPlane:
             dropped_datagrams=self._engine.dropped_datagrams,
             evicted_sessions=self._sessions.evicted,
             limits=self._engine.limits(),
+            waking=self._engine.waiting.counters(),
         )
 
     async def live_counters(self) -> LiveCounters:
@@ -123,10 +124,15 @@ class DataPlane:
             dropped_datagrams=self._engine.dropped_datagrams,
             evicted_sessions=self._sessions.evicted,
             limits=self._engine.limits(),
+            waking=self._engine.waiting.counters(),
         )
 
     async def drain(self, timeout_s: float) -> None:
-        """Stop listening at once, then wait for the open connections to end, at most `timeout_s` seconds."""
+        """Stop listening at once, then wait for the open connections to end, at most `timeout_s` seconds.
+
+        Clients that wait for endpoints are sent away at once: none will come.
+        """
+        self._engine.waiting.close()
         for listening in list(self._listeners):
             self._close(listening)
         give_up_at = self._engine.loop.time() + timeout_s
@@ -166,6 +172,7 @@ class DataPlane:
             listener = self._listeners.get((name, address))
             if isinstance(listener, UdpListener):
                 listener.end_sessions_of_removed_endpoints()
+        self._engine.waiting.update(service_port)
 
     def _listen(self, name: ServicePortName, asked: ListenAddress, sock: socket.socket) -> ListenAddress:
         """Serve the clients of a socket that is bound. Return where that is."""

@@ -15,6 +15,7 @@ import logging
 import os
 import select
 import sys
+from collections import deque
 from collections.abc import Callable
 from typing import Protocol
 
@@ -70,8 +71,8 @@ class Poller(Protocol):
     def close(self, fd: int) -> None:
         """Forget and close the descriptor; its number is not used again for events that are already on their way."""
 
-    def defer(self, resume: Callable[[], None]) -> None:
-        """Call `resume` after the others that are ready have had their turn."""
+    def defer(self, resume: Callable[[], None], *, first: bool = False) -> None:
+        """Call `resume` when the handlers that are ready have been told, after or before others that wait for it."""
 
     def at_turn_end(self, finish: Callable[[], None]) -> None:
         """Call `finish` when all that is ready has been told of, before anything is asked again. For handlers only."""
@@ -87,7 +88,7 @@ class EpollPoller:
         self._loop = loop
         self._epoll = select.epoll()
         self._handlers: dict[int, Handler] = {}
-        self._deferred: list[Callable[[], None]] = []
+        self._deferred: deque[Callable[[], None]] = deque()
         self._finishing: list[Callable[[], None]] = []
         self._to_close: list[int] = []
         self._dispatching = False
@@ -130,8 +131,11 @@ class EpollPoller:
         else:
             os.close(fd)
 
-    def defer(self, resume: Callable[[], None]) -> None:
-        self._deferred.append(resume)
+    def defer(self, resume: Callable[[], None], *, first: bool = False) -> None:
+        if first:
+            self._deferred.appendleft(resume)
+        else:
+            self._deferred.append(resume)
         if not self._dispatching and not self._woken:
             self._woken = True
             self._loop.call_soon(self._on_wakeup)
@@ -156,8 +160,8 @@ class EpollPoller:
 
     def _dispatch(self) -> int:
         self._dispatching = True
-        deferred, self._deferred = self._deferred, []
-        self._call_each(deferred)
+        if self._deferred:  # one only, so that events pass between what takes long (benchmarks/fairness.py)
+            self._call_each([self._deferred.popleft()])
         events = self._epoll.poll(0, _EVENTS_PER_POLL)
         handlers = self._handlers
         for fd, flags in events:
@@ -234,7 +238,7 @@ class LoopPoller:
         self.unwatch(fd)
         os.close(fd)
 
-    def defer(self, resume: Callable[[], None]) -> None:
+    def defer(self, resume: Callable[[], None], *, first: bool = False) -> None:
         self._loop.call_soon(resume)
 
     def at_turn_end(self, finish: Callable[[], None]) -> None:

@@ -18,11 +18,12 @@ class DataPlaneSettings:
     `max_sessions` None means min(10,000, a quarter of RLIMIT_NOFILE). `half_close_timeout_s` ends half-closed
     connections on which nothing moves, `tcp_idle_timeout_s` all others, and `tcp_user_timeout_s` those whose peer
     acknowledges or takes nothing. Zero means no limit for the latter two, for `max_connections` in total and for
-    `max_connections_per_service_port`. `listen_backlog` clients of a listener may wait to be accepted. `cross_family`
-    lets clients of one address family reach endpoints of the other where there are none of theirs. `proxy_ports` are
-    what a listener at port 0 gets one of; None means any free port. `poller` is `auto` (epoll where there is one),
-    `epoll` or `loop` (the event loop's own readers, for systems without epoll). `use_splice` False copies all bytes.
-    `use_mmsg` False receives and sends each datagram by itself, even where there are many.
+    `max_connections_per_service_port`. `listen_backlog` clients of a listener may wait to be accepted. With
+    `unidling`, `max_held` clients may wait at each idled service port, each for `hold_timeout_s`. `cross_family` lets
+    clients of one address family reach endpoints of the other where there are none of theirs. `proxy_ports` are what a
+    listener at port 0 gets one of; None means any free port. `poller` is `auto` (epoll where there is one), `epoll` or
+    `loop` (the event loop's own readers, for systems without epoll). `use_splice` False copies all bytes. `use_mmsg`
+    False receives and sends each datagram by itself, even where there are many.
     """
 
     udp_idle_timeout_s: float = 0.25
@@ -34,6 +35,9 @@ class DataPlaneSettings:
     max_connections: int = 0
     max_connections_per_service_port: int = 0
     listen_backlog: int = 4096
+    unidling: bool = True
+    hold_timeout_s: float = 120.0
+    max_held: int = 16
     cross_family: bool = True
     proxy_ports: range | None = None
     poller: Literal["auto", "epoll", "loop"] = "auto"
@@ -45,7 +49,7 @@ class DataPlaneSettings:
         """Raise ValueError for a limit that makes no sense, naming it."""
         if not self.dial_ladder_s:
             raise ValueError("dial_ladder_s is empty: it must have one time limit at least")
-        positive = {"half_close_timeout_s": self.half_close_timeout_s}
+        positive = {name: getattr(self, name) for name in ("half_close_timeout_s", "hold_timeout_s", "max_held")}
         positive |= {f"dial_ladder_s[{index}]": limit_s for index, limit_s in enumerate(self.dial_ladder_s)}
         for name, limit in positive.items():
             if limit <= 0:

@@ -110,9 +110,9 @@ def grow_buffers(sock: socket.socket) -> None:
 
 
 @contextlib.contextmanager
-def borrowed(fd: int, family: int) -> Iterator[socket.socket]:
+def borrowed(fd: int, family: int) -> Iterator[socket.SocketType]:
     """Lend a socket object for a stream descriptor that is kept as a number. Costs a getsockname."""
-    sock = socket.socket(family, socket.SOCK_STREAM, 0, fd)
+    sock = socket.SocketType(family, socket.SOCK_STREAM, 0, fd)  # as in _non_blocking
     try:
         yield sock
     finally:
@@ -145,6 +145,21 @@ def reset_on_close(sock: socket.SocketType) -> None:
     """Let closing the socket reset the connection, of which then nothing stays, not even its local port."""
     with contextlib.suppress(OSError):  # it is dead already
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET_ON_CLOSE)
+
+
+def has_left(fd: int, family: int) -> bool:
+    """Tell whether the peer has reset the connection, or has ended it with nothing left to read."""
+    poll = select.poll()
+    poll.register(fd, 0)
+    if poll.poll(0):  # reads would still find what came before a reset
+        return True
+    with borrowed(fd, family) as sock:
+        try:
+            return not sock.recv(1, socket.MSG_PEEK)
+        except BlockingIOError:
+            return False
+        except OSError:
+            return True
 
 
 def error_name(error: OSError) -> str:

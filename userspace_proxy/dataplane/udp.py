@@ -18,6 +18,7 @@ from userspace_proxy.core.sessions import SessionTable
 from userspace_proxy.dataplane.backends import Backends, Target
 from userspace_proxy.dataplane.batches import DatagramBatches
 from userspace_proxy.dataplane.engine import Engine
+from userspace_proxy.dataplane.kept import KeptDatagrams
 from userspace_proxy.dataplane.mmsg import BATCH, MAX_DATAGRAM, ClientAddress, seal, unseal
 from userspace_proxy.dataplane.packet_info import CONTROL_BYTES, ControlMessage, reply_control, request_packet_info
 from userspace_proxy.dataplane.sockets import (
@@ -126,8 +127,10 @@ class UdpSession:
             try:
                 (self._sock or self._connect()).send(data)
             except NoEndpoints as error:
-                listener.engine.complain(listener.backends.name, f"a datagram was dropped, as {error}")
                 listener.sessions.end(self)  # others may need its place
+                if listener.backends.is_idled and listener.kept.keep(self._client, self._reply_from, data):
+                    return
+                listener.engine.complain(listener.backends.name, f"a datagram was dropped, as {error}")
                 break
             except OSError as error:
                 if not self._is_endpoints_fault(error):
@@ -242,6 +245,7 @@ class UdpListener:
         """What receives and sends, while many datagrams come at once. No reply waits in it while this is None."""
         self.fd = sock.fileno()
         self._sock = sock
+        self.kept = KeptDatagrams(engine, backends.name, self._take)
         self._batch = 1  # adapts to the load: a single datagram costs no second receive that finds nothing
         self._wants_packet_info = self.address.address in WILDCARDS and request_packet_info(sock, self.address.family)
         engine.poller.watch_level(self.fd, self)
@@ -318,6 +322,12 @@ class UdpListener:
             self.sessions.add(session)
         return session
 
+    def _take(self, client: ClientAddress, reply_from: ControlMessage | None, data: bytes) -> None:
+        """Forward a datagram that was kept."""
+        session = self._session_of(client, reply_from)
+        session.active_s = monotonic()
+        session.forward(data)
+
     def reply(self, data: bytes, client: ClientAddress, reply_from: ControlMessage | None) -> None:
         """Send a reply to a client, from the address that it asked."""
         try:
@@ -346,6 +356,7 @@ class UdpListener:
 
     def close(self) -> None:
         """Stop listening and end all sessions."""
+        self.kept.drop_all()
         for session in list(self.open_sessions.values()):
             self.sessions.end(session)
         if self.fd >= 0:

@@ -7,11 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from itertools import accumulate
 from operator import attrgetter
 
-from userspace_proxy.core.counters import EndpointCounters, LiveCounters, add_up
+from userspace_proxy.core.counters import WAKE_TIME_BUCKETS_S, EndpointCounters, LiveCounters, WakeTimes, add_up
 from userspace_proxy.core.model import ServicePortName
-from userspace_proxy.metrics.exposition import header, label_set
+from userspace_proxy.metrics.exposition import header, label_set, number
 
 _PREFIX = "userspace_proxy_"
 
@@ -76,6 +77,13 @@ _LIMITS = (
         "peer_timeouts_total", "counter", "TCP connections that ended, as a peer acknowledged nothing.", "peer_timeouts"
     ),
 )
+_WAKING_FAMILIES = (
+    _Family("held_connections", "gauge", "TCP connections that wait at idled service ports.", "held_connections"),
+    _Family("held_udp_clients", "gauge", "UDP clients whose last datagrams wait.", "held_udp_clients"),
+    _Family("wake_ups_total", "counter", "Times that a client began to wait at an idled service port.", "wake_ups"),
+    _Family("held_expired_total", "counter", "Held clients that were sent away, as their time was up.", "expired"),
+    _Family("held_displaced_total", "counter", "Held clients that were sent away to make room.", "displaced"),
+)
 
 _Rows = list[tuple[str, EndpointCounters]]
 """Labels as text, and what was counted."""
@@ -117,6 +125,21 @@ def _totals(live: LiveCounters, total: EndpointCounters) -> Iterator[str]:
         yield _single(family.name, family.kind, family.documentation, getattr(live, family.field))
     for family in _LIMITS:
         yield _single(family.name, family.kind, family.documentation, getattr(live.limits, family.field))
+    for family in _WAKING_FAMILIES:
+        yield _single(family.name, family.kind, family.documentation, getattr(live.waking, family.field))
+    yield _wake_times(live.waking.wake_times)
+
+
+def _wake_times(times: WakeTimes) -> str:
+    name = f"{_PREFIX}wake_up_duration_seconds"
+    documentation = "How long wake-ups took, from the first client to the first endpoint. Failed ones are not counted."
+    cumulated = tuple(accumulate(times.counts))
+    limits = [*map(str, WAKE_TIME_BUCKETS_S), "+Inf"]
+    buckets = "".join(f'{name}_bucket{{le="{limit}"}} {n}\n' for limit, n in zip(limits, cumulated, strict=True))
+    return (
+        f"{header(name, 'histogram', documentation)}{buckets}"
+        f"{name}_sum {number(times.total_s)}\n{name}_count {cumulated[-1]}\n"
+    )
 
 
 def _series(level: str, rows: Iterable[tuple[str, EndpointCounters]]) -> Iterator[str]:

@@ -43,9 +43,14 @@ def of_iptables_mode(table: str, chain: str) -> bool:
     return chain in _IPTABLES_MODE or (table == "nat" and chain.startswith(_IPTABLES_MODE_NAT))
 
 
+def of_userspace_mode(table: str, chain: str) -> bool:
+    """Return whether a chain is one of ours."""
+    return chain in OWN_CHAIN_NAMES
+
+
 def of_any_mode(table: str, chain: str) -> bool:
     """Return whether a chain is one of the userspace or the iptables mode."""
-    return chain in OWN_CHAIN_NAMES or of_iptables_mode(table, chain)
+    return of_userspace_mode(table, chain) or of_iptables_mode(table, chain)
 
 
 def removal(table: str, chains: Chains, owns: Owns) -> TableChange:

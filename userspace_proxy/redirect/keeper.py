@@ -14,10 +14,10 @@ from userspace_proxy.core.errors import RedirectFailed
 from userspace_proxy.core.model import IPFamily, ServicePort, ServicePortName
 from userspace_proxy.core.portals import NodeFacts, ProxyPorts, proxy_port_keys
 from userspace_proxy.core.rule import Rule, Table
-from userspace_proxy.core.rules import RuleSet, Style, rule_set, rules_of
+from userspace_proxy.core.rules import RuleSet, Style, render, rule_set, rules_of
 from userspace_proxy.garbage import collections_put_off
-from userspace_proxy.redirect.cleanup import of_any_mode, of_iptables_mode, other_ways_in, remove
-from userspace_proxy.redirect.conntrack import Conntrack, flows_of
+from userspace_proxy.redirect.cleanup import Owns, of_any_mode, of_userspace_mode, other_ways_in, remove
+from userspace_proxy.redirect.conntrack import Conntrack, UdpFlows, flows_of
 from userspace_proxy.redirect.redirector import Outcome, Redirector
 from userspace_proxy.redirect.watch import Watch
 
@@ -96,8 +96,8 @@ class Rendering:
 class RuleKeeper:
     """The kernel rules of this node.
 
-    Nothing is touched before the first `apply`. After the first that succeeds in a family, what the iptables mode left
-    there is removed, and what stands in other variants, unless `keeps_other_modes`. Rules stay when it is closed.
+    Nothing is touched before the first `apply`. After the first that succeeds in a family, `leftovers` are removed:
+    chains of other modes, and in other variants ours, too. Rules stay when it is closed, unless `withdraw` is called.
     """
 
     def __init__(
@@ -106,12 +106,16 @@ class RuleKeeper:
         *,
         style: Style = Style.FAITHFUL,
         conntrack: Conntrack | None = None,
-        keeps_other_modes: bool = False,
+        leftovers: Owns | None = of_any_mode,
     ) -> None:
         self._redirectors = {redirector.family: redirector for redirector in redirectors}
         self._renderings = {family: Rendering(style) for family in self._redirectors}
         self._conntrack = conntrack
-        self._with_leftovers = set[IPFamily]() if keeps_other_modes else set(self._redirectors)
+        self._style = style
+        self._leftovers = leftovers
+        self._with_leftovers = set(self._redirectors) if leftovers else set[IPFamily]()
+        self._stale_flows = {family: set[UdpFlows]() for family in self._redirectors}
+        self._waking_flows: dict[IPFamily, set[UdpFlows]] = {}
         self._last_failures: dict[IPFamily, str] = {}
         self._turn = asyncio.Lock()
         self._nodes: Mapping[IPFamily, NodeFacts] = {}
@@ -123,10 +127,16 @@ class RuleKeeper:
             )
 
     async def apply(
-        self, service_ports: Collection[ServicePort], ports: ProxyPorts, nodes: Mapping[IPFamily, NodeFacts]
+        self,
+        service_ports: Collection[ServicePort],
+        ports: ProxyPorts,
+        nodes: Mapping[IPFamily, NodeFacts],
+        *,
+        waking: Collection[ServicePort] = (),
     ) -> SyncReport:
         """Lead traffic to these proxy ports. A family without node facts gets no rules of ours.
 
+        Those `waking` have no rules any more, but their UDP flows go on until they are waking no more.
         Failures are logged and in the report; `run` tries again. Never raises RedirectFailed.
         """
 
@@ -142,6 +152,13 @@ class RuleKeeper:
 
         async with self._turn:
             self._nodes = nodes
+            self._waking_flows = {
+                family: flows_of(
+                    (rule.text for rule in render(waking, ports, node, self._style)), family, node.local_addresses
+                )
+                for family, node in nodes.items()
+                if waking
+            }
             with collections_put_off():
                 return await self._sync(replace)
 
@@ -150,6 +167,12 @@ class RuleKeeper:
         async with self._turn:
             with collections_put_off():
                 return await self._sync(Redirector.repair)
+
+    async def withdraw(self) -> SyncReport:
+        """Remove all rules and chains of ours, for good unless `run` goes on. Never raises RedirectFailed."""
+        async with self._turn:
+            self._waking_flows = {}
+            return await self._sync(Redirector.withdraw)
 
     @property
     def backend_names(self) -> frozenset[str]:
@@ -210,23 +233,32 @@ class RuleKeeper:
             _log.warning("%s", text)
 
     async def _forget_flows(self, outcome: Outcome, family: IPFamily) -> None:
-        """Make UDP clients find the rules that stand now."""
-        if self._conntrack is None or not outcome.was_written:
+        """Make UDP clients find the rules that stand now; those of what is waking, once that is over."""
+        stale = self._stale_flows[family]
+        if outcome.was_written:
+            node = self._nodes.get(family)
+            local = node.local_addresses if node else ()
+            stale |= flows_of((*outcome.added, *outcome.removed), family, local)
+        due = stale - self._waking_flows.get(family, set())
+        stale -= due
+        if self._conntrack is None or not due:
             return
-        node = self._nodes.get(family)
-        local = node.local_addresses if node else ()
         try:
-            await self._conntrack.forget(flows_of((*outcome.added, *outcome.removed), family, local))
+            await self._conntrack.forget(due)
         except RedirectFailed as error:
             self._warn_once(f"UDP flows could not be deleted: {error}")
 
     async def _remove_leftovers(self, family: IPFamily) -> None:
-        """Remove the iptables mode's rules, and all in other variants, once ours stand. Tried until it succeeds."""
+        """Remove what others left beside ours, and in other variants ours, too. Tried until it succeeds."""
+        owns = self._leftovers
+        assert owns is not None
         redirector = self._redirectors[family]
-        elsewhere = await remove(await other_ways_in(family, redirector.backend_name), of_any_mode)
+        elsewhere = await remove(await other_ways_in(family, redirector.backend_name), owns)
         removed, errors = [*elsewhere.removed], [*elsewhere.errors]
         try:
-            removed += await redirector.remove(of_iptables_mode)
+            removed += await redirector.remove(
+                lambda table, chain: owns(table, chain) and not of_userspace_mode(table, chain)
+            )
         except RedirectFailed as error:
             errors.append(error)
         for failure in errors:

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from userspace_proxy.core.errors import ConfigError
 from userspace_proxy.core.model import IPFamily
+from userspace_proxy.core.rules import USUAL_JUMPS, Jumps
 from userspace_proxy.redirect import fingerprints
 from userspace_proxy.redirect.backend import Backend
 from userspace_proxy.redirect.libiptc import LibiptcBackend, is_installed
@@ -35,7 +36,9 @@ class Opened:
     warnings: tuple[str, ...] = ()
 
 
-async def open_redirectors(choice: BackendChoice, families: Iterable[IPFamily] = tuple(IPFamily)) -> Opened:
+async def open_redirectors(
+    choice: BackendChoice, families: Iterable[IPFamily] = tuple(IPFamily), *, jumps: Jumps = USUAL_JUMPS
+) -> Opened:
     """Return a redirector for each family that can be served. Nothing in the kernel is changed.
 
     Raises ConfigError when what was asked for is missing on this host, RedirectFailed when no tables can be read.
@@ -59,7 +62,7 @@ async def open_redirectors(choice: BackendChoice, families: Iterable[IPFamily] =
                 warnings.append(f"no {family.name} rules: neither iptables-restore nor python-iptables is installed")
         else:
             warnings.append(f"no {family.name} rules: its {variant} variant of iptables-restore is not installed")
-    return Opened(tuple(Redirector(backend, turn) for backend in backends), tuple(warnings))
+    return Opened(tuple(Redirector(backend, turn, jumps=jumps) for backend in backends), tuple(warnings))
 
 
 async def _variant(choice: BackendChoice, found: Mapping[IPFamily, Mapping[Variant, Programs]]) -> Variant | None:

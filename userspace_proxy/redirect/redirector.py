@@ -14,9 +14,9 @@ from types import MappingProxyType
 from userspace_proxy.core.errors import KernelRefused, RedirectFailed, RuleNotUnderstood
 from userspace_proxy.core.model import IPFamily, ServicePortName
 from userspace_proxy.core.rule import OWN_CHAINS, Chain, Rule, Table
-from userspace_proxy.core.rules import RuleSet
+from userspace_proxy.core.rules import USUAL_JUMPS, Jumps, RuleSet
 from userspace_proxy.redirect.backend import Backend
-from userspace_proxy.redirect.cleanup import Owns, removals
+from userspace_proxy.redirect.cleanup import Owns, of_userspace_mode, removals
 from userspace_proxy.redirect.tables import (
     Difference,
     TableChange,
@@ -57,9 +57,10 @@ class Redirector:
     one `turn`, as each would else take what another is just writing for the work of a stranger.
     """
 
-    def __init__(self, backend: Backend, turn: asyncio.Lock | None = None) -> None:
+    def __init__(self, backend: Backend, turn: asyncio.Lock | None = None, *, jumps: Jumps = USUAL_JUMPS) -> None:
         self._backend = backend
         self._turn = turn or asyncio.Lock()
+        self._jumps = jumps
         self._desired = RuleSet(backend.family)
         self._installed: _Rules | None = None
         self._refused: dict[ServicePortName, tuple[tuple[Rule, ...], str]] = {}
@@ -112,6 +113,16 @@ class Redirector:
             changes = removals(await self._backend.read(), owns)
             await self._write(changes)
             return tuple(chain for change in changes for chain in change.remove)
+
+    async def withdraw(self) -> Outcome:
+        """Remove all chains of ours and the jumps to them. `replace` makes them anew. Raises RedirectFailed."""
+        async with self._turn:
+            self._installed = None
+            tables = await self._backend.read()
+            changes = removals(tables, of_userspace_mode)
+            await self._write(changes)
+            ours = (tables[change.table][chain] for change in changes for chain in change.remove)
+            return Outcome(removed=tuple(line for lines in ours for line in lines), was_written=bool(changes))
 
     async def has_changed(self) -> bool:
         """Return whether somebody else has written since, as far as that can be told for a few microseconds."""
@@ -205,7 +216,7 @@ class Redirector:
             for chain in OWN_CHAINS[table]:
                 await asyncio.sleep(0)  # with thousands of services this takes milliseconds: let others have a turn
                 compare_chain(chains, wanted, chain, found[table])
-            compare_jumps(chains, table, self._lacking, found[table])
+            compare_jumps(chains, table, self._jumps, self._lacking, found[table])
         return found
 
     async def _write(self, changes: Iterable[TableChange]) -> None:

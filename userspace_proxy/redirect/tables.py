@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 
 from userspace_proxy.core.rule import OWN_CHAINS, Chain, Rule, Table
-from userspace_proxy.core.rules import FIRST_JUMPS, LAST_JUMPS
+from userspace_proxy.core.rules import Jumps
 
 Chains = dict[str, list[str]]
 """The rules of each chain of a table, in order."""
@@ -127,10 +127,10 @@ def compare_chain(chains: Chains, wanted: Wanted, chain: Chain, found: Differenc
     found.surplus += surplus
 
 
-def compare_jumps(chains: Chains, table: Table, lacking: Set[str], found: Difference) -> None:
+def compare_jumps(chains: Chains, table: Table, jumps: Jumps, lacking: Set[str], found: Difference) -> None:
     """Add to `found` which jumps are not exactly once in their place. They must do without the matches `lacking`."""
     for chain in JUMPING_CHAINS[table]:
-        _compare_jumps(chains.get(chain.value, []), chain, lacking, found)
+        _compare_jumps(chains.get(chain.value, []), chain, jumps, lacking, found)
 
 
 def _compare(present: Sequence[str], wanted: Mapping[str, Rule]) -> tuple[list[Rule], list[str]]:
@@ -147,10 +147,10 @@ def _compare(present: Sequence[str], wanted: Mapping[str, Rule]) -> tuple[list[R
     return list(missing.values()), surplus
 
 
-def _compare_jumps(lines: Sequence[str], chain: Chain, lacking: Set[str], found: Difference) -> None:
+def _compare_jumps(lines: Sequence[str], chain: Chain, jumps: Jumps, lacking: Set[str], found: Difference) -> None:
     first, last = (
-        [rule for rule in jumps if rule.chain is chain and lacking.isdisjoint(rule.kernel_matches)]
-        for jumps in (FIRST_JUMPS, LAST_JUMPS)
+        [rule for rule in wanted if rule.chain is chain and lacking.isdisjoint(rule.kernel_matches)]
+        for wanted in (jumps.first, jumps.last)
     )
     ours = [(index, line) for index, line in enumerate(lines) if _leads_to_us(line)]
     right = list(enumerate(rule.text for rule in first))
@@ -182,7 +182,7 @@ def whole_block(table: Table, wanted: Wanted, found: Difference) -> TableChange:
         table,
         declare=tuple(chain.value for chain in own),
         delete=tuple(found.wrong_jumps),
-        insert=tuple(found.first_jumps),
+        insert=tuple(reversed(found.first_jumps)),  # each goes to the top
         append=(*(rule for chain in own for rule in wanted[chain].values()), *found.last_jumps),
     )
 
@@ -193,6 +193,6 @@ def small_block(table: Table, found: Difference) -> TableChange:
         table,
         declare=tuple(found.missing_chains),
         delete=(*found.surplus, *found.wrong_jumps),
-        insert=tuple(found.first_jumps),
+        insert=tuple(reversed(found.first_jumps)),  # each goes to the top
         append=(*found.missing, *found.last_jumps),
     )

@@ -84,6 +84,19 @@ def test_a_config_of_other_values_knows_those() -> None:
     assert config.node_ports_on_primary
 
 
+def test_in_hybrid_mode_the_ports_of_kube_proxy_are_left_to_the_other_one() -> None:
+    document = with_field(DEFAULTS, "userspaceProxy.unidling", "hybrid")
+    config = Config(document=document)
+    assert config.is_hybrid
+    assert config.healthz_address == ListenAddress("0.0.0.0", 10356)
+    assert config.metrics_address == ListenAddress("127.0.0.1", 10349)
+    for path, text in (("healthzBindAddress", "[::]:1234"), ("metricsBindAddress", "")):
+        document = with_field(document, path, text)
+    chosen = Config(document=document)
+    assert chosen.healthz_address == ListenAddress("::", 1234)
+    assert chosen.metrics_address is None
+
+
 def test_a_change_is_applicable_needs_a_restart_or_has_no_effect() -> None:
     wanted = DEFAULTS
     for path, value in {

@@ -170,6 +170,12 @@ def test_another_mode_is_refused_with_what_to_use_instead(mode: str) -> None:
     assert "run kube-proxy" in text
 
 
+def test_hybrid_mode_needs_kernel_rules() -> None:
+    assert texts(userspaceProxy__unidling="hybrid") == []
+    (text,) = texts(userspaceProxy__unidling="hybrid", userspaceProxy__iptablesBackend="none")
+    assert text.endswith('unidling: Invalid value: "hybrid": needs kernel rules: iptablesBackend must not be none')
+
+
 def test_a_sync_period_below_zero_is_two_problems() -> None:
     assert [text.partition(":")[0] for text in texts(iptables__syncPeriod=Duration(-5))] == [
         "KubeProxyIPTablesConfiguration.SyncPeriod",
@@ -197,9 +203,7 @@ def test_what_was_set_for_other_modes_is_found() -> None:
 
 def test_settings_that_nothing_acts_upon_yet_are_known() -> None:
     document = DEFAULTS
-    for path, value in {"workers": 2, "unidling": "off", "dialLadder": (Duration(1),), "maxConnections": 1}.items():
+    for path, value in {"workers": 2, "dialLadder": (Duration(1),), "maxConnections": 1}.items():
         document = with_field(document, f"userspaceProxy.{path}", value)
     assert unserved_settings(document, DEFAULTS) == ["userspaceProxy.workers"]
-    hybrid = with_field(document, "userspaceProxy.unidling", "hybrid")
-    assert "userspaceProxy.unidling" in unserved_settings(hybrid, DEFAULTS)
     assert unserved_settings(DEFAULTS, DEFAULTS) == []

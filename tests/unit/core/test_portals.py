@@ -20,6 +20,8 @@ def test_a_service_listens_in_the_families_in_which_it_has_a_cluster_ip() -> Non
     proxy_port, node_port = ListenAddress("0.0.0.0", 0), ListenAddress("0.0.0.0", 30080, Scope.EXTERNAL, is_held=True)
     assert listen_addresses(WEB, NODES) == (proxy_port, node_port)
 
+    assert listen_addresses(WEB, NODES, holds_ports=False) == (proxy_port,)
+
     dual = listen_addresses(replace(WEB, cluster_ips=("10.96.0.1", "fd00:96::1")), NODES)
     assert {each.address for each in dual} == {"0.0.0.0", "::"}
     assert listen_addresses(replace(WEB, cluster_ips=("fd00:96::1",)), {V4: NODES[V4]}) == ()

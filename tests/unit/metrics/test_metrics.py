@@ -13,7 +13,14 @@ import pytest
 from prometheus_client.core import Metric
 from prometheus_client.parser import text_string_to_metric_families
 
-from userspace_proxy.core.counters import EndpointCounters, LimitCounters, LiveCounters, add_up
+from userspace_proxy.core.counters import (
+    EndpointCounters,
+    LimitCounters,
+    LiveCounters,
+    WakeTimes,
+    WakingCounters,
+    add_up,
+)
 from userspace_proxy.core.model import Endpoint, L4Protocol, ServicePortName
 from userspace_proxy.metrics import Metrics, process
 from userspace_proxy.metrics.backlog import backlog_pieces
@@ -317,3 +324,26 @@ def test_changes_are_pending_until_they_are_applied() -> None:
     metrics.kube_proxy.nothing_pending()
     found = parsed(metrics.pieces(LiveCounters()))
     assert (samples(found[f"{name}_pending"]), samples(found[f"{name}_total"])) == ({(): 0}, {(): 3})
+
+
+def test_waking_is_counted_with_a_histogram_of_how_long_it_took() -> None:
+    times = WakeTimes().with_another(0.3).with_another(2.0).with_another(300.0)
+    waking = WakingCounters(
+        held_connections=3, held_udp_clients=2, wake_ups=4, expired=5, displaced=6, wake_times=times
+    )
+    found = parsed(Metrics("1.2.3").pieces(LiveCounters(waking=waking)))
+    for name, value in {
+        "held_connections": 3,
+        "held_udp_clients": 2,
+        "wake_ups_total": 4,
+        "held_expired_total": 5,
+        "held_displaced_total": 6,
+    }.items():
+        assert samples(found[f"userspace_proxy_{name}"]) == {(): value}
+    counted = {
+        (each.name.rpartition("_")[2], *each.labels.values()): each.value
+        for each in found["userspace_proxy_wake_up_duration_seconds"].samples
+    }
+    assert (counted["bucket", "0.25"], counted["bucket", "0.5"], counted["bucket", "2.5"]) == (0, 1, 2)
+    assert (counted["bucket", "120.0"], counted["bucket", "+Inf"], counted["count",]) == (2, 3, 3)
+    assert counted["sum",] == 302.3

@@ -19,6 +19,7 @@ from userspace_proxy.core.portals import NodeFacts, ProxyPortKey
 from userspace_proxy.core.rule import OWN_CHAINS, Table
 from userspace_proxy.core.rules import Style, render
 from userspace_proxy.redirect.backend import Backend, FakeBackend
+from userspace_proxy.redirect.cleanup import of_userspace_mode
 from userspace_proxy.redirect.conntrack import UdpFlows
 from userspace_proxy.redirect.keeper import Rendering, RuleKeeper
 from userspace_proxy.redirect.redirector import Redirector
@@ -50,7 +51,7 @@ class Blind(FakeBackend):
 
 def keeper(*backends: FakeBackend, conntrack: FakeConntrack | None = None) -> RuleKeeper:
     return RuleKeeper(
-        [Redirector(backend) for backend in backends], conntrack=conntrack or FakeConntrack(), keeps_other_modes=True
+        [Redirector(backend) for backend in backends], conntrack=conntrack or FakeConntrack(), leftovers=None
     )
 
 
@@ -125,6 +126,75 @@ async def test_the_flows_of_a_service_that_a_former_process_left_are_forgotten_t
     await keeper(backend, conntrack=conntrack).apply([], {}, NODES)
 
     assert UdpFlows("10.96.0.10", 53) in conntrack.forgotten
+
+
+async def test_the_flows_of_what_is_waking_are_forgotten_once_when_it_is_waking_no_more() -> None:
+    conntrack = FakeConntrack()
+    kept = keeper(FakeBackend(), conntrack=conntrack)
+    await kept.apply(SERVICES, PORTS, NODES)
+    dns = next(each for each in SERVICES if each.name.port == "dns")
+    others = [each for each in SERVICES if each is not dns]
+    flow = UdpFlows("10.96.0.10", 53)
+    conntrack.forgotten.clear()
+
+    for _ in range(2):
+        await kept.apply(others, PORTS, NODES, waking=[dns])
+        await kept.check()
+        assert not conntrack.forgotten
+
+    await kept.apply(others, PORTS, NODES)
+    assert conntrack.forgotten == {flow}
+    conntrack.forgotten.clear()
+    await kept.apply(others, PORTS, NODES)
+    assert not conntrack.forgotten
+
+
+async def test_the_flows_of_what_is_idled_again_are_forgotten_with_its_new_rules() -> None:
+    conntrack = FakeConntrack()
+    kept = keeper(FakeBackend(), conntrack=conntrack)
+    await kept.apply(SERVICES, PORTS, NODES)
+    dns = next(each for each in SERVICES if each.name.port == "dns")
+    await kept.apply([each for each in SERVICES if each is not dns], PORTS, NODES, waking=[dns])
+    conntrack.forgotten.clear()
+
+    await kept.apply(SERVICES, PORTS, NODES)
+
+    assert conntrack.forgotten == {UdpFlows("10.96.0.10", 53)}
+
+
+async def test_what_is_withdrawn_leaves_neither_rules_nor_flows() -> None:
+    backend, conntrack = FakeBackend(), FakeConntrack()
+    kept = keeper(backend, conntrack=conntrack)
+    dns = next(each for each in SERVICES if each.name.port == "dns")
+    await kept.apply(SERVICES, PORTS, NODES)
+    await kept.apply([], PORTS, NODES, waking=[dns])
+    conntrack.forgotten.clear()
+
+    report = await kept.withdraw()
+
+    assert report.is_complete
+    assert not rules_in(backend)
+    assert conntrack.forgotten == {UdpFlows("10.96.0.10", 53)}
+    await kept.close()
+
+
+async def test_beside_another_mode_only_what_is_ours_is_a_leftover(monkeypatch: pytest.MonkeyPatch) -> None:
+    elsewhere, here = FakeBackend(), FakeBackend()
+
+    async def other_ways(family: IPFamily, name: str) -> list[Backend]:
+        return [elsewhere]
+
+    monkeypatch.setattr("userspace_proxy.redirect.keeper.other_ways_in", other_ways)
+    for backend in (elsewhere, here):
+        backend.tables["nat"]["KUBE-SERVICES"] = []
+    elsewhere.tables["nat"]["KUBE-PORTALS-HOST"] = []
+    kept = RuleKeeper([Redirector(here)], conntrack=FakeConntrack(), leftovers=of_userspace_mode)
+
+    await kept.apply(SERVICES, PORTS, NODES)
+
+    assert "KUBE-PORTALS-HOST" in here.tables["nat"]
+    assert "KUBE-PORTALS-HOST" not in elsewhere.tables["nat"]
+    assert all("KUBE-SERVICES" in each.tables["nat"] for each in (elsewhere, here))
 
 
 async def test_a_refused_service_is_named_once(caplog: pytest.LogCaptureFixture) -> None:

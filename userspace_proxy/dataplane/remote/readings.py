@@ -109,5 +109,11 @@ def _added(before: Any, now: Any) -> Any:
         elif each.name in OF_THE_MOMENT:
             values[each.name] = is_now
         else:
-            values[each.name] = was + is_now if isinstance(is_now, int | float) else _added(was, is_now)
+            values[each.name] = _sum(was, is_now)
     return type(now)(**values)
+
+
+def _sum(was: Any, is_now: Any) -> Any:
+    if isinstance(is_now, tuple):
+        return tuple(map(_sum, was, is_now))
+    return was + is_now if isinstance(is_now, int | float) else _added(was, is_now)
