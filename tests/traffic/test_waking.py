@@ -277,6 +277,7 @@ def test_stopping_sends_all_away_at_once_while_others_may_end(stage: Stage) -> N
 
 
 def test_bytes_that_wait_wake_nobody(sleeper: Sleeper, stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert sleeper.proxy.plane, "only here can it be seen who is told what"
     told: list[int] = []
     on_ready = HeldConnection.on_ready
 

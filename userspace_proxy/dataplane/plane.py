@@ -152,6 +152,10 @@ class DataPlane:
         """Return the service ports that there are."""
         return tuple(self._backends)
 
+    def waited_at(self) -> list[ServicePortName]:
+        """Return the idled service ports at which clients wait for pods."""
+        return self._engine.waiting.waited_at()
+
     def listeners(self) -> Mapping[Listening, TcpListener | UdpListener]:
         """Return the listeners by what was asked for."""
         return self._listeners

@@ -8,7 +8,7 @@ import os
 import socket
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import fields
+from dataclasses import fields, replace
 
 import pytest
 
@@ -154,6 +154,26 @@ async def test_another_control_process_finds_what_is_there(backend: Endpoint) ->
             await ask(at(applied, other))
         assert await ask(at(applied, web)) == b"hello"
         assert (await second.plane.counters()).total.connections == 2
+        second.plane.close()
+
+
+async def test_another_control_process_hears_of_clients_that_wait(backend: Endpoint) -> None:
+    told: list[ServicePortName] = []
+    asleep = replace(service(1), endpoints=(), wakes_on_connect=True)
+    async with data_process() as data:
+        first = Control()
+        await first.connect(data)
+        address = at(await first.apply(asleep), asleep)
+        first.plane.close()
+        waiting = asyncio.gather(ask(address))
+        await until(lambda: data._plane is not None and data._plane.waited_at())
+        second = Control(Notices(needs_pods=told.append))
+        await second.connect(data)
+        await until(lambda: told)
+        assert told == [asleep.name]
+        second.running = Snapshot.of(asleep)
+        await second.apply(replace(asleep, endpoints=(backend,)))
+        assert await waiting == [b"hello"]
         second.plane.close()
 
 

@@ -61,7 +61,6 @@ class DataServer:
         self._requests: asyncio.Queue[tuple[Request, list[int]] | None] = asyncio.Queue()
         self._received: dict[Listening, socket.socket] = {}
         self._counted: tuple[CountedServicePort, ...] = ()
-        self._untold: dict[ServicePortName, None] = {}  # clients that waited while no control process was there
         self._updates_since_freeze = 0
 
     def attach(self, sock: socket.socket) -> None:
@@ -173,9 +172,8 @@ class DataServer:
                 bound = tuple(listener.address for _, listener in batch)
                 self._send(Present(open=listening, bound=bound), [listener.fileno() for _, listener in batch])
         self._send(AllPresent(self._identity))
-        for name in self._untold:
-            self._send(NeedsPods(name))
-        self._untold.clear()
+        for name in self._plane.waited_at() if self._plane is not None else ():
+            self._tell_need(name)  # the former control process may have died before it could ask for pods
 
     async def _send_page(self, request: ReadCounters) -> None:
         assert self._plane is not None
@@ -205,8 +203,6 @@ class DataServer:
             self._send(DialFailed(name, endpoint))
 
     def _tell_need(self, name: ServicePortName) -> None:
-        if self._channel is None:
-            self._untold[name] = None
         self._send(NeedsPods(name))
 
 
