@@ -136,16 +136,26 @@ class RunningProxy:
 
     @property
     def plane(self) -> DataPlane:
-        if not isinstance(self.proxy._data_path, DataPlane):
-            pytest.skip("this looks into the data path, which is in another process")
+        assert isinstance(self.proxy._data_path, DataPlane), "the test is to be marked as in_this_process"
         return self.proxy._data_path
+
+    @property
+    def is_child(self) -> bool:
+        return isinstance(self.proxy._data_path, ChildPlane)
+
+    def child_descriptors(self) -> list[str]:
+        """What the data path's own process has open."""
+        assert isinstance(self.proxy._data_path, ChildPlane)
+        return list(open_descriptors(self.proxy._data_path.process.pid).values())
+
+    def listeners(self) -> list[object]:
+        """All listeners, for their identity: those of another process are known by their sockets here."""
+        path = self.proxy._data_path
+        return list(path._sockets.values() if isinstance(path, ChildPlane) else self.plane._listeners.values())
 
     def listener(self) -> object:
         """The one listener of the data path, for its identity."""
-        if isinstance(self.proxy._data_path, ChildPlane):
-            (sock,) = self.proxy._data_path._sockets.values()
-            return sock
-        (listener,) = self.plane._listeners.values()
+        (listener,) = self.listeners()
         return listener
 
     def counters(self) -> Counters:
@@ -174,6 +184,10 @@ class RunningProxy:
             yield
         finally:
             go_on.set()
+
+    def reconfigure(self, settings: DataPlaneSettings) -> None:
+        self.call(lambda: self.proxy.reconfigure(settings))
+        self.counters()  # a data path in another process has heard of it when it answers
 
     def stop(self) -> None:
         """Leave the proxy's context, and wait until its loop has nothing more to do."""
@@ -212,8 +226,6 @@ class Stage:
         self.proxies: list[RunningProxy] = []
 
     def proxy(self, *, settings: dict[str, Any] | None = None, **options: Any) -> RunningProxy:
-        if self._variant.is_child and "balancer" in options:
-            pytest.skip("a balancer of one's own works only where the data path is in the same process")
         proxy = RunningProxy(self._variant, settings=settings or {}, **options)
         self.proxies.append(proxy)
         self._stack.callback(proxy.stop)
@@ -259,11 +271,11 @@ def ask(address: Any, **options: Any) -> str:
         return client.receive_all().decode()
 
 
-def open_descriptors() -> dict[int, str]:
+def open_descriptors(pid: int | str = "self") -> dict[int, str]:
     found = {}
-    for fd in os.listdir("/proc/self/fd"):
+    for fd in os.listdir(f"/proc/{pid}/fd"):
         try:
-            found[int(fd)] = os.readlink(f"/proc/self/fd/{fd}")
+            found[int(fd)] = os.readlink(f"/proc/{pid}/fd/{fd}")
         except FileNotFoundError:
             continue  # the one that listed the directory
     return found
@@ -275,6 +287,17 @@ def _loops_have_run_once() -> None:
     for variant in VARIANTS:
         with asyncio.Runner(loop_factory=variant.new_loop) as runner:
             runner.run(asyncio.sleep(0))
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave out, and do not skip, what is in_this_process where the variant is not."""
+    left_out = [each for each in items if each.get_closest_marker("in_this_process") and _is_child(each)]
+    config.hook.pytest_deselected(items=left_out)
+    items[:] = [each for each in items if each not in left_out]
+
+
+def _is_child(item: pytest.Item) -> bool:
+    return isinstance(item, pytest.Function) and item.callspec.params["variant"].is_child
 
 
 @pytest.fixture(params=VARIANTS, ids=str)

@@ -362,6 +362,7 @@ def test_a_reset_behind_bytes_that_nobody_takes_ends_the_connection_in_time(stag
     assert (BULK * 10).startswith(received)
 
 
+@pytest.mark.in_this_process("looks into the data path")
 def test_nothing_is_kept_for_a_connection_that_is_idle_after_bulk(proxy: RunningProxy, stage: Stage) -> None:
     client = stage.connect(proxy.serve(stage.serving_backend().endpoint))
     sender = threading.Thread(target=client.send, args=(BULK,))

@@ -191,6 +191,7 @@ def test_it_goes_back_to_single_calls_when_the_load_falls(
         assert bool(calls.received) == bool(calls.sent) == (variant.mmsg == "always")
 
 
+@pytest.mark.in_this_process("another process cannot be made to lack them")
 def test_where_the_system_lacks_the_calls_datagrams_go_one_by_one(
     stage: Stage,
     variant: Variant,
@@ -201,8 +202,6 @@ def test_where_the_system_lacks_the_calls_datagrams_go_one_by_one(
     def lacking() -> None:
         raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))
 
-    if variant.is_child:
-        pytest.skip("another process cannot be made to lack them")
     monkeypatch.setattr(batches, "ReceiveBatch", lacking)
     proxy = stage.proxy()
     client = stage.datagrams(to=proxy.serve(stage.answering_datagrams(bytes).endpoint, protocol=UDP))
