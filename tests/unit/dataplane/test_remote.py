@@ -16,8 +16,9 @@ from userspace_proxy.core.counters import OF_THE_MOMENT, EndpointCounters, LiveC
 from userspace_proxy.core.model import Endpoint, ListenAddress, ServicePort, ServicePortName, Snapshot
 from userspace_proxy.core.plan import diff
 from userspace_proxy.dataplane.interface import Applied, Notices
-from userspace_proxy.dataplane.remote.messages import Reading, Served, numbers
+from userspace_proxy.dataplane.remote.messages import Reading, Served, Step, numbers
 from userspace_proxy.dataplane.remote.plane import RemotePlane
+from userspace_proxy.dataplane.remote.presence import Presence
 from userspace_proxy.dataplane.remote.readings import Lasting
 from userspace_proxy.dataplane.remote.server import DataServer
 from userspace_proxy.dataplane.settings import DataPlaneSettings
@@ -211,12 +212,10 @@ async def test_listeners_for_which_the_data_process_has_no_room_fail_and_can_be_
         await control.connect(data)
         carry_out = data._carry_out
 
-        async def without_room(step: object, fds: Sequence[int]) -> None:
-            for fd in fds:
-                socket.close(fd)
-            await carry_out(step, [])  # type: ignore[arg-type]
+        async def without_room(step: Step, fds: list[int]) -> None:
+            await carry_out(step, list(drop_last(fds)))
 
-        data._carry_out = without_room  # type: ignore[method-assign,assignment]
+        data._carry_out = without_room  # type: ignore[method-assign]
         applied = await control.apply(web)
         assert [str(each) for each in applied.failures[web.name]] == [
             "cannot listen on 127.0.0.1:0: too many open files in the data process"
@@ -225,6 +224,56 @@ async def test_listeners_for_which_the_data_process_has_no_room_fail_and_can_be_
         data._carry_out = carry_out  # type: ignore[method-assign]
         control.running = Snapshot()
         assert await ask(at(await control.apply(web), web)) == b"hello"
+
+
+async def test_a_listener_whose_socket_another_control_process_could_not_take_is_closed(backend: Endpoint) -> None:
+    web, other = service(1, backend), service(2, backend)
+    async with data_process() as data:
+        first, second = Control(), Control()
+        await first.connect(data)
+        applied = await first.apply(web, other)
+        first.plane.close()
+        add = Presence.add
+        with pytest.MonkeyPatch.context() as patched:
+            patched.setattr(Presence, "add", lambda self, present, fds: add(self, present, drop_last(fds)))
+            await second.connect(data)
+        assert {name: len(listeners) for name, listeners in (await second.plane.found()).items()} == {
+            web.name: 1,
+            other.name: 0,
+        }
+        await second.plane.counters()
+        with pytest.raises(ConnectionRefusedError):
+            await ask(at(applied, other))
+        assert await ask(at(applied, web)) == b"hello"
+        second.plane.close()
+
+
+def drop_last(fds: Sequence[int]) -> Sequence[int]:
+    for fd in fds[-1:]:
+        os.close(fd)
+    return fds[:-1]
+
+
+async def test_listeners_that_a_new_data_process_has_no_room_for_are_passed_over_the_next_connection(
+    control: Control, backend: Endpoint
+) -> None:
+    web = service(1, backend)
+    async with data_process() as first:
+        await control.connect(first)
+        address = at(await control.apply(web), web)
+    await until(lambda: not control.plane.is_attached)
+    async with data_process() as second:
+        carry_out = second._carry_out
+
+        async def without_room(step: Step, fds: list[int]) -> None:
+            await carry_out(step, list(drop_last(fds)))
+
+        second._carry_out = without_room  # type: ignore[method-assign]
+        await control.connect(second)
+        await until(lambda: not control.plane.is_attached)
+        second._carry_out = carry_out  # type: ignore[method-assign]
+        await control.connect(second)
+        assert await ask(address) == b"hello"
 
 
 async def test_notices_go_up_and_what_they_raise_harms_nobody(backend: Endpoint) -> None:

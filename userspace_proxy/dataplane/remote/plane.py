@@ -176,7 +176,7 @@ class RemotePlane:
         yield from self._close_each(plan.close)
         for names in in_batches(plan.remove, NAMES_PER_MESSAGE):
             for name in names:
-                del self._service_ports[name]
+                self._service_ports.pop(name, None)
             yield self._remove(names)
 
     def _open(self, batch: Iterable[tuple[ServicePortName, list[ListenAddress]]], applied: Applied) -> Iterator[Answer]:
@@ -263,6 +263,8 @@ class RemotePlane:
         assert self._channel is not None
         self._requests.use(self._channel)
         present, self._present = self._present, Presence()
+        for lost in in_batches(present.lost, LISTENERS_PER_MESSAGE):
+            self._requests.send(Step(close=lost))
         if not self._has_met.is_set():
             self._service_ports = {name: ServicePort(name, 0) for name in present.names}
             self._bound, self._sockets = present.bound, present.sockets
@@ -277,10 +279,17 @@ class RemotePlane:
             self._update(ports)
         missing = [(key, sock) for key, sock in self._sockets.items() if key not in present.sockets]
         for batch in in_batches(missing, LISTENERS_PER_MESSAGE):
-            self._pass_on(dict(batch)).add_done_callback(_complain_of_refused)
+            self._pass_on(dict(batch)).add_done_callback(self._note_refused)
         _log.info(
             "the data process has %d service ports and %d listeners again", len(self._service_ports), len(missing)
         )
+
+    def _note_refused(self, answer: Answer) -> None:
+        """Where the data process had no room for what it is to have again, begin again with another connection."""
+        done = answer.result()
+        if isinstance(done, Done) and done.refused:
+            _log.error("%d listeners are not served: %s; trying again", len(done.refused), _NO_ROOM)
+            self._end()
 
     def _end(self, reason: str = "") -> None:
         if reason:
@@ -303,9 +312,3 @@ class RemotePlane:
             sock.close()
         self._sockets.clear()
         self._bound.clear()
-
-
-def _complain_of_refused(answer: Answer) -> None:
-    done = answer.result()
-    if isinstance(done, Done) and done.refused:
-        _log.error("%d listeners are not served: %s", len(done.refused), _NO_ROOM)

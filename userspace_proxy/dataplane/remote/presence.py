@@ -18,13 +18,16 @@ class Presence:
     names: set[ServicePortName] = field(default_factory=set)
     bound: dict[Listening, ListenAddress] = field(default_factory=dict)
     sockets: dict[Listening, socket.socket] = field(default_factory=dict)
+    lost: list[Listening] = field(default_factory=list)
+    """Listeners whose sockets could not be received, for want of descriptors."""
 
     def add(self, present: Present, fds: Sequence[int]) -> None:
-        """Take in a part of what is told. A listener whose socket could not be received is not known here."""
+        """Take in a part of what is told."""
         self.names.update(present.names)
         for listening, bound, fd in zip(present.open, present.bound, fds, strict=False):
             self.bound[listening] = bound
             self.sockets[listening] = socket.socket(fileno=fd)
+        self.lost += present.open[len(fds) :]
 
     def close_sockets(self) -> None:
         """Close the copies."""
