@@ -130,7 +130,8 @@ class Supervisor:
             pass  # it is dead, which its exit code will tell
 
     def _hear(self, child: _Child) -> None:
-        assert child.sock is not None
+        if child.sock is None:  # its end came in the same batch of events
+            return
         try:
             packet = child.sock.recv(MAX_PACKET_BYTES)
         except OSError:
