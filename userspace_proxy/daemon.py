@@ -22,7 +22,6 @@ from userspace_proxy.admin.service_health import ServiceHealthServers
 from userspace_proxy.core.config import DEFAULTS, Config
 from userspace_proxy.core.config_addresses import NodeAddresses, check_addresses, node_addresses
 from userspace_proxy.core.config_file import as_mapping
-from userspace_proxy.core.config_validation import unserved_settings
 from userspace_proxy.core.errors import CleanUpFailed, ConfigError, ListenFailed, RedirectFailed, ServerFailed, leaves
 from userspace_proxy.core.health import ProxyHealth, ServiceKey, service_health_checks
 from userspace_proxy.core.model import IPFamily, ServicePortName, Snapshot
@@ -136,8 +135,6 @@ class Daemon:
         Raises ConfigError for what cannot work, ServerFailed for a server that must be there, and ConfigFileUpdated
         when the configuration file was written and changes are not taken up while running.
         """
-        if unserved := unserved_settings(self._config.document, DEFAULTS):
-            _log.warning("without effect, as this version does not act upon them yet: %s", ", ".join(unserved))
         asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, _log.info, "SIGHUP is ignored")
         steps = _set_up(self._config)
         log_steps(steps)

@@ -24,6 +24,7 @@ from userspace_proxy.dataplane.settings import DataPlaneSettings
 from userspace_proxy.garbage import keep_out_of_collections
 from userspace_proxy.metrics import Metrics
 from userspace_proxy.node.addresses import local_addresses
+from userspace_proxy.node.limits import usable_cpus
 from userspace_proxy.proxy import Proxy, in_this_process
 from userspace_proxy.reconciler import Failures
 from userspace_proxy.redirect.keeper import RuleKeeper, SyncReport
@@ -55,6 +56,7 @@ def data_plane_settings(config: Config) -> DataPlaneSettings:
         max_held=own.unidling_max_connections,
         cross_family=False,
         proxy_ports=config.proxy_ports,
+        workers=usable_cpus() if own.workers == "auto" else own.workers,
     )
 
 

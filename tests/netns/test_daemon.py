@@ -64,6 +64,20 @@ async def test_objects_in_and_traffic_out(topology: Topology, variant: BackendCh
             assert time.monotonic() - began < 2
 
 
+async def test_workers_serve_tcp_and_udp(topology: Topology, tmp_path: Path) -> None:
+    pod = topology.pods[0]
+    async with api_server(web(), slice_of("web", *V4.pods)) as api:
+        async with Daemon(api, tmp_path, "nft").running("--workers=2") as daemon:
+            for protocol in L4Protocol:
+                await answered(pod, V4.cluster_ip, 80, "p1", "p2", protocol=protocol)
+            await until(lambda: _has_reached("userspace_proxy_connections_total", 1), "no connection is counted")
+            for process in ("worker-0", "worker-1"):
+                assert await sample(f'userspace_proxy_worker_resident_memory_bytes{{process="{process}"}}') > 0
+            began = time.monotonic()
+            assert await daemon.stop() == 0
+            assert time.monotonic() - began < 2
+
+
 async def test_what_operators_can_ask(topology: Topology, tmp_path: Path) -> None:
     service = web(internalTrafficPolicy="Local")
     async with api_server(service, slice_of("web", *V4.pods, nodes=("other", "other"))) as api:
@@ -175,11 +189,3 @@ async def test_without_rules_node_ports_are_served_and_nothing_is_written(topolo
         async with Daemon(api, tmp_path, "none").running():
             await answered(topology.outside, V4.node, 30080, "p1", "p2")
             assert rules("nft") == rules("legacy") == []
-
-
-async def test_settings_without_effect_are_named(topology: Topology, tmp_path: Path) -> None:
-    async with api_server() as api:
-        daemon = Daemon(api, tmp_path, "nft")
-        async with daemon.running("--workers=2", "--max-connections=5", "--unidling=off") as running:
-            line = await running.logged("without effect")
-            assert line.endswith("yet: userspaceProxy.workers\n")

@@ -6,6 +6,7 @@ import asyncio
 import concurrent.futures
 import logging
 import os
+import signal
 import threading
 from collections.abc import Callable, Coroutine, Iterator
 from contextlib import ExitStack, contextmanager, suppress
@@ -56,20 +57,22 @@ class Variant:
     poller: str
     use_splice: bool
     mmsg: Literal["by load", "always", "never"]
+    workers: int = 1
     is_child: bool = False
 
     def __str__(self) -> str:
         loop, copying = self.new_loop.__module__.partition(".")[0], "splice" if self.use_splice else "copy"
+        workers = f"-{self.workers}-workers" if self.workers > 1 else ""
         where = "-child" if self.is_child else ""
-        return f"{loop}-{self.poller}-{copying}-mmsg {self.mmsg}{where}".replace(" ", "_")
+        return f"{loop}-{self.poller}-{copying}-mmsg {self.mmsg}{workers}{where}".replace(" ", "_")
 
     @property
     def make_data_path(self) -> MakeDataPath:
         return ChildPlane if self.is_child else in_this_process
 
     def settings(self, **changed: Any) -> DataPlaneSettings:
-        changed = {"use_splice": self.use_splice, "use_mmsg": self.mmsg != "never", **changed}
-        return DataPlaneSettings(poller=self.poller, **changed)  # type: ignore[arg-type]
+        own = {"use_splice": self.use_splice, "use_mmsg": self.mmsg != "never", "workers": self.workers}
+        return DataPlaneSettings(poller=self.poller, **own | changed)  # type: ignore[arg-type]
 
 
 VARIANTS = (
@@ -79,7 +82,9 @@ VARIANTS = (
     Variant(asyncio.new_event_loop, "loop", False, "by load"),
     Variant(uvloop.new_event_loop, "loop", False, "always"),
     Variant(uvloop.new_event_loop, "epoll", True, "by load", is_child=True),
+    Variant(uvloop.new_event_loop, "epoll", True, "by load", workers=2),
 )
+WORKER_VARIANTS = (VARIANTS[-1], Variant(asyncio.new_event_loop, "loop", False, "by load", workers=2))
 
 
 def a_service(
@@ -180,10 +185,16 @@ class RunningProxy:
         is_held, go_on = threading.Event(), threading.Event()
         self.loop.call_soon_threadsafe(lambda: (is_held.set(), go_on.wait(PATIENCE_S)))
         assert is_held.wait(PATIENCE_S)
-        try:
+        with ExitStack() as stack:
+            stack.callback(go_on.set)
+            for process_id in self.worker_processes():
+                stack.enter_context(stopped(process_id))
             yield
-        finally:
-            go_on.set()
+
+    def worker_processes(self) -> list[int]:
+        """The process ids of the workers."""
+        workers = self.proxy._data_path._workers if isinstance(self.proxy._data_path, DataPlane) else None
+        return [link.process_id for link in workers._links] if workers is not None else []
 
     def reconfigure(self, settings: DataPlaneSettings) -> None:
         self.call(lambda: self.proxy.reconfigure(settings))
@@ -269,6 +280,23 @@ def ask(address: Any, **options: Any) -> str:
     """Connect, and return the name of whoever answers."""
     with Peer.connect(address, **options) as client:
         return client.receive_all().decode()
+
+
+@contextmanager
+def stopped(process_id: int) -> Iterator[None]:
+    """Keep a process from running."""
+    os.kill(process_id, signal.SIGSTOP)
+    try:
+        assert eventually(lambda: process_state(process_id) == "T")
+        yield
+    finally:
+        os.kill(process_id, signal.SIGCONT)
+
+
+def process_state(process_id: int) -> str:
+    """The letter that /proc has for it, T for stopped."""
+    with open(f"/proc/{process_id}/stat") as stat:
+        return stat.read().rpartition(")")[2].split()[0]
 
 
 def open_descriptors(pid: int | str = "self") -> dict[int, str]:

@@ -23,7 +23,7 @@ from userspace_proxy.core.model import L4Protocol, ListenAddress, ServicePort
 from userspace_proxy.core.placement import HostPort, PortReference, parse_port, parse_service
 from userspace_proxy.dataplane.settings import DataPlaneSettings
 from userspace_proxy.local import FileSource, LocalOptions, LocalProxy, NoSource, Row, SnapshotSource
-from userspace_proxy.node.limits import backlog_warning, raise_descriptor_limit
+from userspace_proxy.node.limits import backlog_warning, raise_descriptor_limit, usable_cpus
 
 _SHOWN_ENDPOINTS = 4
 _COLUMNS = ("SERVICE PORT", "PROTOCOL", "LOCAL ADDRESS", "ENDPOINTS", "AFFINITY")
@@ -87,6 +87,14 @@ def _verbosity(text: str) -> int:
     if not digits.isdigit():
         raise ConfigError(f"{digits!r} is not a number")
     return int(digits)
+
+
+def _workers(text: str) -> int:
+    if text == "auto":
+        return usable_cpus()
+    if not text.isdecimal() or int(text) < 1:
+        raise ConfigError(f"{text!r} is neither a number of processes nor auto")
+    return int(text)
 
 
 _many: dict[str, Any] = {"multiple": True, "default": ()}
@@ -162,6 +170,13 @@ _many: dict[str, Any] = {"multiple": True, "default": ()}
     show_default=True,
     help="How long open connections may go on after SIGTERM or Ctrl-C.",
 )
+@click.option(
+    "--workers",
+    type=Parsed("N", _workers),
+    default="1",
+    show_default=True,
+    help="Processes that move the bytes; auto means one per CPU.",
+)
 @limit_options
 @click.option(
     "-v",
@@ -187,6 +202,7 @@ def local(
     wake_scale: bool,
     udp_timeout: float,
     drain_timeout: float,
+    workers: int,
     verbosity: int,
     log_format: LogFormat,
     **limits: Any,
@@ -221,7 +237,7 @@ def local(
         auto_ports=auto_ports,
         keep_going=keep_going,
         drain_timeout_s=drain_timeout,
-        settings=DataPlaneSettings(udp_idle_timeout_s=udp_timeout, **limits),
+        settings=DataPlaneSettings(udp_idle_timeout_s=udp_timeout, workers=workers, **limits),
     )
     source: SnapshotSource = FileSource(paths) if paths else NoSource()
     if is_from_cluster:

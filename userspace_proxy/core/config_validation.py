@@ -12,12 +12,10 @@ from typing import Final
 
 from userspace_proxy.core.config import (
     KIND,
-    OWN_KEY,
     Conntrack,
     IPTables,
     KubeProxyConfiguration,
     OwnSettings,
-    wire_name,
 )
 from userspace_proxy.core.durations import Duration
 from userspace_proxy.core.host_ports import (
@@ -40,7 +38,6 @@ OTHER_MODES: Final = {
 _POSITIVE = "must be greater than 0"
 _NOT_NEGATIVE = "must be greater than or equal to 0"
 _LOCAL_MODES = ("ClusterCIDR", "NodeCIDR", "BridgeInterface", "InterfaceNamePrefix", "")
-_UNSERVED = ("workers",)
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,13 +89,6 @@ def problems(document: KubeProxyConfiguration) -> Iterator[Problem]:
     if document.logging.format not in ("text", "json"):
         yield Problem("logging.format", "logging.format", document.logging.format, "Unsupported log format")
     yield from _own(document.userspace_proxy)
-
-
-def unserved_settings(document: KubeProxyConfiguration, defaults: KubeProxyConfiguration) -> list[str]:
-    """Return the paths of settings of our own that were changed, while this version does not act upon them yet."""
-    own, usual = document.userspace_proxy, defaults.userspace_proxy
-    changed = (name for name in _UNSERVED if getattr(own, name) != getattr(usual, name))
-    return [f"{OWN_KEY}.{wire_name(name)}" for name in changed]
 
 
 def unused_settings(document: KubeProxyConfiguration, defaults: KubeProxyConfiguration) -> list[str]:

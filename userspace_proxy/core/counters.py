@@ -19,6 +19,7 @@ OF_THE_MOMENT = frozenset(
         "max_connections_per_service_port",
         "admitted_connections",
         "paused_listeners",
+        "workers",
     }
 )
 """The fields of all counters below that say what is now; the others only grow."""
@@ -127,6 +128,17 @@ class LimitCounters:
 
 
 @dataclass(frozen=True, slots=True)
+class WorkerReading:
+    """One of the processes that move the bytes, where there are several. `restarts` counts those it took over from."""
+
+    name: str
+    resident_bytes: int = 0
+    open_connections: int = 0
+    open_sessions: int = 0
+    restarts: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class Counters:
     """A reading of all counters of a data path at one moment.
 
@@ -144,6 +156,7 @@ class Counters:
     evicted_sessions: int = 0
     limits: LimitCounters = field(default_factory=LimitCounters)
     waking: WakingCounters = field(default_factory=WakingCounters)
+    workers: tuple[WorkerReading, ...] = ()
 
 
 class CountedServicePort(Protocol):
@@ -176,3 +189,4 @@ class LiveCounters:
     evicted_sessions: int = 0
     limits: LimitCounters = field(default_factory=LimitCounters)
     waking: WakingCounters = field(default_factory=WakingCounters)
+    workers: tuple[WorkerReading, ...] = ()

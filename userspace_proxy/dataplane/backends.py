@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import socket
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from userspace_proxy.core.addresses import canonical_client
 from userspace_proxy.core.balancer import Balancer
@@ -135,6 +135,11 @@ class Backends:
             raise
         except Exception as error:
             raise NoEndpoints(f"its balancer failed: {error!r}") from error
+
+    @property
+    def targets(self) -> Mapping[Endpoint, Target]:
+        """The targets of the present endpoints."""
+        return self._targets
 
     def serves(self, origin: Origin, endpoint: Endpoint) -> bool:
         """Tell whether the endpoint still is one for traffic of this origin."""

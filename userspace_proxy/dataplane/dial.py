@@ -11,6 +11,7 @@ import errno
 import logging
 import os
 import socket
+from collections.abc import Callable
 
 from userspace_proxy.core.errors import NoEndpoints
 from userspace_proxy.core.model import Endpoint
@@ -26,6 +27,9 @@ from userspace_proxy.dataplane.sockets import (
     set_stream_options,
 )
 from userspace_proxy.dataplane.waiting import HeldConnection
+
+Serve = Callable[[Backends, Origin, int, str], None]
+"""Takes over the descriptor of an accepted client, whose address is the last argument, and sends it on its way."""
 
 _CONNECTED = frozenset({0, errno.EISCONN})
 _UNDER_WAY = frozenset({errno.EINPROGRESS, errno.EALREADY, errno.EINTR})
@@ -78,8 +82,7 @@ class Dial:
                 return
             if self._connect():
                 return
-        if not self._engine.waiting.hold_for_retry(self._place()):
-            self._abandon(f"no endpoint could be reached, the last was {self._target.endpoint}")
+        self._run_out()
 
     def go_on(self) -> None:
         """Start anew after the client was held."""
@@ -189,7 +192,7 @@ class Dial:
         self._leave()
         self._engine.poller.close(self._client_fd)
         self._client_fd = -1
-        self._engine.admission.released(self._backends.name)
+        self._release()
 
     def _place(self) -> HeldConnection:
         """Return what stands for the client in the waiting room: the same each time, as its time goes on."""
@@ -198,10 +201,19 @@ class Dial:
             self._held = HeldConnection(self._engine.waiting, self._backends.name, self._client_fd, family, self)
         return self._held
 
+    def _run_out(self) -> None:
+        """No attempt is left: wait for endpoints that may be about to listen, or close the client."""
+        if not self._engine.waiting.hold_for_retry(self._place()):
+            self._abandon(f"no endpoint could be reached, the last was {self._target.endpoint}")
+
     def _abandon(self, why: str) -> None:
         self._engine.abandoned += 1
         self._engine.complain(self._backends.name, f"a connection was closed, as {why}")
         self.cancel()
+
+    def _release(self) -> None:
+        """The client has ended before it was relayed."""
+        self._engine.admission.released(self._backends.name)
 
     def _leave(self) -> None:
         """Stop waiting, and drop the connect that is under way."""

@@ -10,6 +10,7 @@ from typing import Protocol
 from userspace_proxy.core.counters import LimitCounters
 from userspace_proxy.core.model import Endpoint, ServicePortName
 from userspace_proxy.dataplane.admission import Admission
+from userspace_proxy.dataplane.backends import Target
 from userspace_proxy.dataplane.batches import DatagramBatches, make_batches
 from userspace_proxy.dataplane.interface import Notices
 from userspace_proxy.dataplane.poller import make_poller
@@ -37,9 +38,9 @@ class Engine:
         self.loop = loop
         self.settings = settings
         self._notices = notices
-        self.poller = make_poller(settings.poller, loop)
+        self.poller = make_poller(settings.poller, loop, are_shared=settings.workers > 1)
         self.admission = Admission(loop, settings.max_connections, settings.max_connections_per_service_port)
-        self.relay = Relay(self.poller, loop, settings, self.admission.released)
+        self.relay = Relay(self.poller, loop, settings, self.ended)
         self.waiting = WaitingRoom(
             loop, self.poller, settings, needs_pods=self.tell_need_of_pods, complain=self.complain
         )
@@ -83,6 +84,10 @@ class Engine:
         self.admission.reconfigure(settings.max_connections, settings.max_connections_per_service_port)
         self.relay.reconfigure(settings)
         self.waiting.settings = settings
+
+    def ended(self, target: Target) -> None:
+        """A connection that was relayed to this target is closed."""
+        self.admission.released(target.name)
 
     def complain(self, name: ServicePortName, text: str) -> None:
         """Log a warning about a service port, at most one each 10 s."""

@@ -7,7 +7,7 @@ from os import set_blocking
 
 from userspace_proxy.core.model import ListenAddress
 from userspace_proxy.dataplane.backends import Backends
-from userspace_proxy.dataplane.dial import Dial
+from userspace_proxy.dataplane.dial import Serve
 from userspace_proxy.dataplane.engine import Engine
 from userspace_proxy.dataplane.poller import READABLE
 from userspace_proxy.dataplane.sockets import OUT_OF_RESOURCES, bound_address, has_waiting_client, set_user_timeout
@@ -18,11 +18,25 @@ _ACCEPTS_PER_TURN = 64
 class TcpListener:
     """One listening socket of one service port. Closing it leaves the connections alone that it accepted."""
 
-    __slots__ = ("_accept", "_backends", "_engine", "_fd", "_is_paused", "_name", "_origin", "_sock", "address")
+    __slots__ = (
+        "_accept",
+        "_backends",
+        "_engine",
+        "_fd",
+        "_is_paused",
+        "_name",
+        "_origin",
+        "_serve",
+        "_sock",
+        "address",
+    )
 
-    def __init__(self, engine: Engine, backends: Backends, asked: ListenAddress, sock: socket.socket) -> None:
+    def __init__(
+        self, engine: Engine, serve: Serve, backends: Backends, asked: ListenAddress, sock: socket.socket
+    ) -> None:
         self.address = bound_address(sock, asked)
         self._engine = engine
+        self._serve = serve
         self._backends = backends
         self._sock = sock
         self._accept = sock._accept  # type: ignore[attr-defined]  # the bare descriptor (performance.md: 1.05)
@@ -64,7 +78,7 @@ class TcpListener:
 
     def _accept_some(self, most: int) -> bool:
         """Accept up to so many connections. Return whether there may be more that can be accepted now."""
-        accept, engine = self._accept, self._engine
+        accept, engine, serve = self._accept, self._engine, self._serve
         for _ in range(most):
             if engine.gate.is_closed:
                 self._pause()
@@ -82,7 +96,7 @@ class TcpListener:
                 continue  # that client is gone; others wait
             set_blocking(fd, False)
             engine.admission.admit(self._name)
-            Dial(engine, self._backends, self._origin, fd, address[0]).start()
+            serve(self._backends, self._origin, fd, address[0])
         return True
 
     def _take_turn(self) -> bool:

@@ -3,27 +3,28 @@
 from __future__ import annotations
 
 import asyncio
-import resource
 import socket
 from collections.abc import Callable, Iterable, Iterator, Mapping
 
-from userspace_proxy.core.balancer import Balancer
+from userspace_proxy.core.balancer import Balancer, RoundRobin
 from userspace_proxy.core.counters import Counters, LiveCounters, add_up
 from userspace_proxy.core.errors import ListenFailed
 from userspace_proxy.core.model import L4Protocol, ListenAddress, ServicePort, ServicePortName
 from userspace_proxy.core.plan import Listening, Plan
-from userspace_proxy.dataplane.backends import Backends
+from userspace_proxy.dataplane.backends import Backends, Origin
+from userspace_proxy.dataplane.dial import Dial
 from userspace_proxy.dataplane.engine import Engine
 from userspace_proxy.dataplane.interface import Applied, Found, Notices
 from userspace_proxy.dataplane.listener import TcpListener
 from userspace_proxy.dataplane.opening import Opened, OpenSockets, by_name, open_sockets
 from userspace_proxy.dataplane.past import Past
-from userspace_proxy.dataplane.settings import DataPlaneSettings
+from userspace_proxy.dataplane.remote_datagrams import RemoteListener
+from userspace_proxy.dataplane.settings import DataPlaneSettings, default_max_sessions
 from userspace_proxy.dataplane.udp import Sessions, UdpListener
+from userspace_proxy.dataplane.workers import CountersT, Workers
 
 _STEPS_PER_TURN = 64
 _DRAIN_POLL_S = 0.02
-_MAX_SESSIONS = 10_000
 
 
 class DataPlane:
@@ -45,11 +46,15 @@ class DataPlane:
         self._sessions = Sessions(
             loop, idle_timeout_s=settings.udp_idle_timeout_s, capacity=settings.max_sessions or default_max_sessions()
         )
+        self._workers = Workers(self._engine, settings.workers) if settings.workers > 1 else None
+        self._serve = self._workers.serve if self._workers is not None else self._dial
+        # A balancer of the user's own cannot cross to another process, and datagrams are balanced where they arrive.
+        self._datagrams = self._workers.datagrams if self._workers and make_balancer is RoundRobin else None
         self._make_balancer = make_balancer
         self._open_sockets = open_sockets or self._bind
         self._backends: dict[ServicePortName, Backends] = {}
         self._past = Past()
-        self._listeners: dict[Listening, TcpListener | UdpListener] = {}
+        self._listeners: dict[Listening, TcpListener | UdpListener | RemoteListener] = {}
         self._bound: dict[Listening, ListenAddress] = {}
 
     async def found(self) -> Found:
@@ -60,16 +65,18 @@ class DataPlane:
         """Carry out a plan and fill in `applied`. Lets other work of the loop go on between service ports."""
         steps = self._carry_out(plan, applied)
         try:
+            for listening in plan.release:
+                self._close(listening)
+            await self._settle_datagrams()
             for number, _ in enumerate(steps):
                 if number % _STEPS_PER_TURN == _STEPS_PER_TURN - 1:
                     await asyncio.sleep(0)
+            await self._settle_datagrams()
         finally:
             for _ in steps:
                 pass
 
     def _carry_out(self, plan: Plan, applied: Applied) -> Iterator[None]:
-        for listening in plan.release:
-            self._close(listening)
         for service_port in plan.update:
             self._update(service_port)
             yield
@@ -86,10 +93,18 @@ class DataPlane:
         for name in plan.remove:
             self._backends.pop(name).hand_over(self._past)
             self._engine.forget(name)
+            if self._datagrams is not None:
+                self._datagrams.forget(name)
+
+    def _dial(self, backends: Backends, origin: Origin, client_fd: int, client: str) -> None:
+        """Send an accepted client on its way in this process."""
+        Dial(self._engine, backends, origin, client_fd, client).start()
 
     def reconfigure(self, settings: DataPlaneSettings) -> None:
         """Use other time-outs and limits from now on."""
         self._engine.reconfigure(settings)
+        if self._workers is not None:
+            self._workers.reconfigure()
         for listener in self._listeners.values():
             if isinstance(listener, TcpListener):
                 listener.reconfigure()
@@ -99,32 +114,38 @@ class DataPlane:
 
     async def counters(self) -> Counters:
         """Return a reading of all counters. Takes about 3 µs for each endpoint: for many, see `live_counters`."""
+        await self._settle()
         service_ports = {name: backends.total() for name, backends in self._backends.items()}
-        return Counters(
-            endpoints={name: backends.counters() for name, backends in self._backends.items()},
-            service_ports=service_ports,
-            total=add_up((self._past.total(), *service_ports.values())),
-            open_connections=len(self._engine.relay),
-            open_sessions=len(self._sessions),
-            accept_errors=self._engine.accept_error_count,
-            dropped_datagrams=self._engine.dropped_datagrams,
-            evicted_sessions=self._sessions.evicted,
-            limits=self._engine.limits(),
-            waking=self._engine.waiting.counters(),
+        return self._with_workers(
+            Counters(
+                endpoints={name: backends.counters() for name, backends in self._backends.items()},
+                service_ports=service_ports,
+                total=add_up((self._past.total(), *service_ports.values())),
+                open_connections=len(self._engine.relay),
+                open_sessions=len(self._sessions),
+                accept_errors=self._engine.accept_error_count,
+                dropped_datagrams=self._engine.dropped_datagrams,
+                evicted_sessions=self._sessions.evicted,
+                limits=self._engine.limits(),
+                waking=self._engine.waiting.counters(),
+            )
         )
 
     async def live_counters(self) -> LiveCounters:
         """Return the counters for reading one service port after the other."""
-        return LiveCounters(
-            service_ports=tuple(self._backends.values()),
-            gone=self._past.total(),
-            open_connections=len(self._engine.relay),
-            open_sessions=len(self._sessions),
-            accept_errors=self._engine.accept_error_count,
-            dropped_datagrams=self._engine.dropped_datagrams,
-            evicted_sessions=self._sessions.evicted,
-            limits=self._engine.limits(),
-            waking=self._engine.waiting.counters(),
+        await self._settle()
+        return self._with_workers(
+            LiveCounters(
+                service_ports=tuple(self._backends.values()),
+                gone=self._past.total(),
+                open_connections=len(self._engine.relay),
+                open_sessions=len(self._sessions),
+                accept_errors=self._engine.accept_error_count,
+                dropped_datagrams=self._engine.dropped_datagrams,
+                evicted_sessions=self._sessions.evicted,
+                limits=self._engine.limits(),
+                waking=self._engine.waiting.counters(),
+            )
         )
 
     async def drain(self, timeout_s: float) -> None:
@@ -136,16 +157,29 @@ class DataPlane:
         for listening in list(self._listeners):
             self._close(listening)
         give_up_at = self._engine.loop.time() + timeout_s
-        while len(self._engine.relay) or self._engine.dials:
+        while len(self._engine.relay) or self._engine.dials or (self._workers is not None and self._workers.clients):
             if self._engine.loop.time() >= give_up_at:
                 return
             await asyncio.sleep(_DRAIN_POLL_S)
+
+    async def _settle_datagrams(self) -> None:
+        if self._workers is not None:
+            await self._workers.settle_datagrams()
+
+    async def _settle(self) -> None:
+        if self._workers is not None:
+            await self._workers.settle()
+
+    def _with_workers(self, counters: CountersT) -> CountersT:
+        return counters if self._workers is None else self._workers.with_workers(counters)
 
     def close(self) -> None:
         """Close all that is open, at once."""
         for listening in list(self._listeners):
             self._close(listening)
         self._sessions.end_all()
+        if self._workers is not None:
+            self._workers.close()
         self._engine.close()
 
     def names(self) -> tuple[ServicePortName, ...]:
@@ -156,7 +190,7 @@ class DataPlane:
         """Return the idled service ports at which clients wait for pods."""
         return self._engine.waiting.waited_at()
 
-    def listeners(self) -> Mapping[Listening, TcpListener | UdpListener]:
+    def listeners(self) -> Mapping[Listening, TcpListener | UdpListener | RemoteListener]:
         """Return the listeners by what was asked for."""
         return self._listeners
 
@@ -172,6 +206,8 @@ class DataPlane:
             backends = Backends(name, self._make_balancer, cross_family=self._engine.settings.cross_family)
             self._backends[name] = backends
         backends.update(service_port)
+        if self._datagrams is not None and name.protocol is L4Protocol.UDP:
+            self._datagrams.update(service_port, backends)
         for address in service_port.listen:
             listener = self._listeners.get((name, address))
             if isinstance(listener, UdpListener):
@@ -181,9 +217,11 @@ class DataPlane:
     def _listen(self, name: ServicePortName, asked: ListenAddress, sock: socket.socket) -> ListenAddress:
         """Serve the clients of a socket that is bound. Return where that is."""
         backends = self._backends[name]
-        listener: TcpListener | UdpListener
+        listener: TcpListener | UdpListener | RemoteListener
         if name.protocol is L4Protocol.TCP:
-            listener = TcpListener(self._engine, backends, asked, sock)
+            listener = TcpListener(self._engine, self._serve, backends, asked, sock)
+        elif self._datagrams is not None:
+            listener = self._datagrams.listen(name, asked, sock)
         else:
             listener = UdpListener(self._engine, self._sessions, backends, asked, sock)
         self._listeners[name, asked] = listener
@@ -195,9 +233,3 @@ class DataPlane:
         self._bound.pop(listening, None)
         if listener is not None:
             listener.close()
-
-
-def default_max_sessions() -> int:
-    """Return min(10,000, a quarter of RLIMIT_NOFILE): each session costs a descriptor and a port."""
-    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    return _MAX_SESSIONS if soft == resource.RLIM_INFINITY else max(1, min(_MAX_SESSIONS, soft // 4))

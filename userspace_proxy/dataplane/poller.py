@@ -82,10 +82,14 @@ class Poller(Protocol):
 
 
 class EpollPoller:
-    """Edge-triggered epoll, nested in the event loop by a single reader."""
+    """Edge-triggered epoll, nested in the event loop by a single reader.
 
-    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+    Closing a descriptor ends its registration only if no other process has a copy of it: where one may, `are_shared`.
+    """
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, *, are_shared: bool = False) -> None:
         self._loop = loop
+        self._are_shared = are_shared
         self._epoll = select.epoll()
         self._handlers: dict[int, Handler] = {}
         self._deferred: deque[Callable[[], None]] = deque()
@@ -125,7 +129,8 @@ class EpollPoller:
         self._epoll.unregister(fd)
 
     def close(self, fd: int) -> None:
-        self._handlers.pop(fd, None)
+        if self._handlers.pop(fd, None) is not None and self._are_shared:
+            self._epoll.unregister(fd)
         if self._dispatching:  # also where it is not watched any more: its events may be in this batch
             self._to_close.append(fd)
         else:
@@ -271,8 +276,11 @@ def has_epoll() -> bool:
     return sys.platform == "linux"
 
 
-def make_poller(kind: str, loop: asyncio.AbstractEventLoop) -> Poller:
-    """Return the poller of that kind: `epoll`, `loop`, or `auto` for the best one here."""
+def make_poller(kind: str, loop: asyncio.AbstractEventLoop, *, are_shared: bool = False) -> Poller:
+    """Return the poller of that kind: `epoll`, `loop`, or `auto` for the best one here.
+
+    `are_shared` tells whether other processes may have copies of descriptors when these are closed.
+    """
     if kind == "epoll" or (kind == "auto" and has_epoll()):
-        return EpollPoller(loop)
+        return EpollPoller(loop, are_shared=are_shared)
     return LoopPoller(loop)

@@ -16,7 +16,6 @@ import socket
 from collections.abc import Callable
 from os import read, write
 
-from userspace_proxy.core.model import ServicePortName
 from userspace_proxy.dataplane.backends import Tally, Target
 from userspace_proxy.dataplane.idle import IdleWatch
 from userspace_proxy.dataplane.parting import Partings
@@ -314,14 +313,14 @@ class Side:
 
 
 class Relay:
-    """All relayed connections of a data path. `on_closed` is told of each that is closed, with its service port."""
+    """All relayed connections of a data path. `on_closed` is told of each that is closed."""
 
     def __init__(
         self,
         poller: Poller,
         loop: asyncio.AbstractEventLoop,
         settings: DataPlaneSettings,
-        on_closed: Callable[[ServicePortName], None],
+        on_closed: Callable[[Target], None],
     ) -> None:
         self.poller = poller
         self.pipes = PipePool(settings.pipe_pool_bytes) if CAN_SPLICE and settings.use_splice else None
@@ -410,7 +409,7 @@ class Relay:
     def _on_closed(self, client: Side) -> None:
         target = self._targets.pop(client)
         target.open_connections -= 1
-        self._tell_closed(target.name)
+        self._tell_closed(target)
         if not self._targets:
             self.free_descriptors()
 

@@ -19,6 +19,8 @@ class DescriptorGate:
     def __init__(self, loop: asyncio.AbstractEventLoop, free_some: Callable[[], None]) -> None:
         self.is_closed = False
         self.times_closed = 0
+        self.may_open: Callable[[], bool] = lambda: True
+        """What has to be true beside that this process has descriptors."""
         self._loop = loop
         self._free_some = free_some
         self._waiting: list[Callable[[], None]] = []
@@ -49,10 +51,7 @@ class DescriptorGate:
             self._timer.cancel()
 
     def _try_to_open(self) -> None:
-        try:
-            for fd in os.pipe():
-                os.close(fd)
-        except OSError:
+        if not (self.may_open() and _has_descriptors()):
             self._timer = self._loop.call_later(_RETRY_S, self._try_to_open)
             return
         self._timer = None
@@ -60,3 +59,12 @@ class DescriptorGate:
         waiting, self._waiting = self._waiting, []
         for go_on in waiting:
             go_on()
+
+
+def _has_descriptors() -> bool:
+    try:
+        for fd in os.pipe():
+            os.close(fd)
+    except OSError:
+        return False
+    return True

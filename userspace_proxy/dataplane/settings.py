@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import resource
 from dataclasses import dataclass
 from typing import Literal
 
@@ -9,6 +10,8 @@ from userspace_proxy.core.limits import MAX_BACKLOG, MAX_USER_TIMEOUT_S
 
 DIAL_LADDER_S = (0.25, 0.5, 1.0, 2.0)
 """Time limits of the successive attempts to reach an endpoint. Source: kube-proxy 1.25, userspace mode."""
+
+_MAX_SESSIONS = 10_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,7 +26,8 @@ class DataPlaneSettings:
     clients of one address family reach endpoints of the other where there are none of theirs. `proxy_ports` are what a
     listener at port 0 gets one of; None means any free port. `poller` is `auto` (epoll where there is one), `epoll` or
     `loop` (the event loop's own readers, for systems without epoll). `use_splice` False copies all bytes. `use_mmsg`
-    False receives and sends each datagram by itself, even where there are many.
+    False receives and sends each datagram by itself, even where there are many. With more than one of
+    `workers` so many processes move the bytes, and this one accepts and chooses.
     """
 
     udp_idle_timeout_s: float = 0.25
@@ -44,6 +48,7 @@ class DataPlaneSettings:
     use_splice: bool = True
     use_mmsg: bool = True
     pipe_pool_bytes: int = 32 << 20
+    workers: int = 1
 
     def __post_init__(self) -> None:
         """Raise ValueError for a limit that makes no sense, naming it."""
@@ -54,6 +59,8 @@ class DataPlaneSettings:
         for name, limit in positive.items():
             if limit <= 0:
                 raise ValueError(f"{name} is {limit:g}: it must be greater than 0")
+        if self.workers < 1:
+            raise ValueError(f"workers is {self.workers}: there must be one at least")
         for name in ("max_connections", "max_connections_per_service_port", "tcp_idle_timeout_s", "tcp_user_timeout_s"):
             if getattr(self, name) < 0:
                 raise ValueError(f"{name} is {getattr(self, name):g}: it must not be negative")
@@ -63,3 +70,9 @@ class DataPlaneSettings:
             )
         if not 1 <= self.listen_backlog <= MAX_BACKLOG:
             raise ValueError(f"listen_backlog is {self.listen_backlog}: it must be within the range [1, {MAX_BACKLOG}]")
+
+
+def default_max_sessions() -> int:
+    """Return min(10,000, a quarter of RLIMIT_NOFILE): each session costs a descriptor and a port."""
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return _MAX_SESSIONS if soft == resource.RLIM_INFINITY else max(1, min(_MAX_SESSIONS, soft // 4))

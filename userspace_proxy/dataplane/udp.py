@@ -13,7 +13,7 @@ import socket
 from time import monotonic  # the loop's own time stands still within a turn, and has only milliseconds in uvloop
 
 from userspace_proxy.core.errors import NoEndpoints
-from userspace_proxy.core.model import WILDCARDS, Endpoint, ListenAddress
+from userspace_proxy.core.model import WILDCARDS, Endpoint, ListenAddress, ServicePortName
 from userspace_proxy.core.sessions import SessionTable
 from userspace_proxy.dataplane.backends import Backends, Target
 from userspace_proxy.dataplane.batches import DatagramBatches
@@ -119,6 +119,11 @@ class UdpSession:
         self.request_envelope: bytes | None = None  # of the client's last datagram, if received together with others
         self._sock: socket.SocketType | None = None  # None until the first datagram, and after a refusal
         self._tried: tuple[Endpoint, ...] = ()
+
+    @property
+    def name(self) -> ServicePortName:
+        """The service port."""
+        return self._listener.backends.name
 
     def forward(self, data: bytes) -> None:
         """Send a datagram of the client to its endpoint; while endpoints refuse, to the next."""

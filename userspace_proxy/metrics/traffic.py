@@ -85,6 +85,13 @@ _WAKING_FAMILIES = (
     _Family("held_displaced_total", "counter", "Held clients that were sent away to make room.", "displaced"),
 )
 
+_WORKERS = (
+    _Family("worker_resident_memory_bytes", "gauge", "Resident memory size of a worker.", "resident_bytes"),
+    _Family("worker_open_connections", "gauge", "TCP connections that it relays now.", "open_connections"),
+    _Family("worker_open_sessions", "gauge", "UDP sessions that it has open now.", "open_sessions"),
+    _Family("worker_restarts_total", "counter", "Times its process was replaced.", "restarts"),
+)
+
 _Rows = list[tuple[str, EndpointCounters]]
 """Labels as text, and what was counted."""
 
@@ -111,6 +118,7 @@ def traffic_pieces(live: LiveCounters, *, service_port_limit: int, with_endpoint
     left_out = len(live.service_ports) - len(service_ports)
     yield _single("service_ports", "gauge", "Service ports that are served.", len(live.service_ports))
     yield _single("service_ports_without_series", "gauge", "Service ports beyond the limit for series.", left_out)
+    yield from _workers(live)
     yield from _series("service_port_", service_ports)
     if with_endpoints:
         yield from _series("endpoint_", endpoints)
@@ -140,6 +148,14 @@ def _wake_times(times: WakeTimes) -> str:
         f"{header(name, 'histogram', documentation)}{buckets}"
         f"{name}_sum {number(times.total_s)}\n{name}_count {cumulated[-1]}\n"
     )
+
+
+def _workers(live: LiveCounters) -> Iterator[str]:
+    for family in _WORKERS if live.workers else ():
+        name = _PREFIX + family.name
+        yield header(name, family.kind, family.documentation)
+        for worker in live.workers:
+            yield f"{name}{label_set({'process': worker.name})} {getattr(worker, family.field)}\n"
 
 
 def _series(level: str, rows: Iterable[tuple[str, EndpointCounters]]) -> Iterator[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import resource
 from pathlib import Path
 
@@ -37,3 +38,8 @@ def backlog_warning(wanted: int, proc: Path = Path("/proc")) -> str | None:
         f"at most {greatest} connections can wait to be accepted by a listener, not {wanted} (listenBacklog); "
         f"raise net.core.somaxconn for more"
     )
+
+
+def usable_cpus() -> int:
+    """Return how many CPUs this process may run on."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

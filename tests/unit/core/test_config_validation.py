@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from userspace_proxy.core.config import DEFAULTS, with_field
-from userspace_proxy.core.config_validation import problems, unserved_settings, unused_settings
+from userspace_proxy.core.config_validation import problems, unused_settings
 from userspace_proxy.core.durations import Duration
 
 OK_CIDR = "(e.g. 10.100.0.0/16 or fde4:8dba:82e1::/48)"
@@ -199,11 +199,3 @@ def test_what_was_set_for_other_modes_is_found() -> None:
         "ipvs",
     ]
     assert unused_settings(DEFAULTS, DEFAULTS) == []
-
-
-def test_settings_that_nothing_acts_upon_yet_are_known() -> None:
-    document = DEFAULTS
-    for path, value in {"workers": 2, "dialLadder": (Duration(1),), "maxConnections": 1}.items():
-        document = with_field(document, f"userspaceProxy.{path}", value)
-    assert unserved_settings(document, DEFAULTS) == ["userspaceProxy.workers"]
-    assert unserved_settings(DEFAULTS, DEFAULTS) == []

@@ -19,6 +19,7 @@ from userspace_proxy.core.counters import (
     LiveCounters,
     WakeTimes,
     WakingCounters,
+    WorkerReading,
     add_up,
 )
 from userspace_proxy.core.model import Endpoint, L4Protocol, ServicePortName
@@ -198,6 +199,19 @@ def test_totals_stay_when_a_service_port_goes_and_its_series_do_not() -> None:
 
 def test_metrics_without_a_data_path_are_whole() -> None:
     assert samples(parsed(Metrics("1.2.3").pieces(LiveCounters()))["userspace_proxy_service_ports"]) == {(): 0}
+
+
+def test_each_worker_can_be_watched() -> None:
+    workers = (WorkerReading("worker-0", 30 << 20, 3, 4, 0), WorkerReading("worker-1", 31 << 20, 5, 6, 1))
+    found = parsed(filled().pieces(LiveCounters(workers=workers)))
+    assert samples(found["userspace_proxy_worker_resident_memory_bytes"]) == {
+        ("worker-0",): 30 << 20,
+        ("worker-1",): 31 << 20,
+    }
+    assert samples(found["userspace_proxy_worker_open_connections"]) == {("worker-0",): 3, ("worker-1",): 5}
+    assert samples(found["userspace_proxy_worker_open_sessions"]) == {("worker-0",): 4, ("worker-1",): 6}
+    assert samples(found["userspace_proxy_worker_restarts_total"]) == {("worker-0",): 0, ("worker-1",): 1}
+    assert not [name for name in parsed(filled().pieces(LiveCounters())) if "_worker_" in name]
 
 
 def test_each_limit_can_be_watched_and_tells_how_often_it_was_reached() -> None:
