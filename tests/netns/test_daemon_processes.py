@@ -232,3 +232,25 @@ def _is_alive(pid: int) -> bool:
     with contextlib.suppress(OSError):
         return not status(pid)["State"].startswith("Z")
     return False
+
+
+async def test_workers_end_with_their_data_process_and_the_next_one_has_others(
+    topology: Topology, tmp_path: Path
+) -> None:
+    async with api_server(*OBJECTS) as api:
+        async with Daemon(api, tmp_path, "nft").running("--workers=2") as daemon:
+            await daemon.logged(SYNCED)
+            data = child(daemon, "data")
+            workers = [int(each) for each in Path(f"/proc/{data}/task/{data}/children").read_text().split()]  # noqa: ASYNC240
+            assert len(workers) == 2
+            for pid in workers:
+                assert status(pid)["CapEff"] == "0" * 16
+            os.kill(data, signal.SIGKILL)
+
+            async def are_gone() -> bool:
+                return not any(_is_alive(pid) for pid in workers)
+
+            await until(are_gone, "workers are left")
+            for protocol in L4Protocol:
+                await answered(topology.pods[0], V4.cluster_ip, 80, "p1", "p2", protocol=protocol)
+            assert await daemon.stop() == 0
