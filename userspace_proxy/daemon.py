@@ -12,6 +12,7 @@ import signal
 import time
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import dataclass
 
 from userspace_proxy import __version__
 from userspace_proxy.admin.health import health_server
@@ -25,21 +26,22 @@ from userspace_proxy.core.errors import CleanUpFailed, ConfigError, ListenFailed
 from userspace_proxy.core.health import ProxyHealth, ServiceKey, service_health_checks
 from userspace_proxy.core.model import IPFamily, ServicePortName, Snapshot
 from userspace_proxy.core.rules import JUMPS_IN_FRONT, USUAL_JUMPS, Jumps, Style
+from userspace_proxy.dataplane.interface import MakeDataPath
 from userspace_proxy.metrics import Metrics
+from userspace_proxy.metrics.processes import ReadProcesses, just_this_one
+from userspace_proxy.node import systemd
 from userspace_proxy.node.capabilities import capability_warnings, effective_capabilities
 from userspace_proxy.node.limits import backlog_warning
 from userspace_proxy.node.setup import (
     ConntrackSettings,
-    NodeSettings,
     Step,
     is_sys_read_only,
     log_steps,
     set_up_host,
-    set_up_node,
-    set_up_process,
 )
-from userspace_proxy.node.systemd import READY, STOPPING, notify
+from userspace_proxy.node.systemd import READY, STOPPING
 from userspace_proxy.node_proxy import NodeProxy, served_families
+from userspace_proxy.proxy import in_this_process
 from userspace_proxy.redirect import cleanup, conntrack
 from userspace_proxy.redirect.keeper import RuleKeeper
 from userspace_proxy.redirect.opening import BackendChoice, Opened, open_redirectors
@@ -89,17 +91,40 @@ def init_only(config: Config) -> None:
         log_steps(set_up_host(_conntrack_settings(config)))
 
 
+@dataclass(frozen=True, slots=True)
+class Surroundings:
+    """What else there is: by default nothing, which is when traffic is relayed in this process.
+
+    `make_data_path` makes the data path, `notify` tells whoever started the daemon what it is doing, and
+    `read_processes` returns the processes that belong to it.
+    """
+
+    make_data_path: MakeDataPath = in_this_process
+    notify: Callable[[str], object] = systemd.notify
+    read_processes: ReadProcesses = just_this_one
+
+
 class Daemon:
     """This node's proxy. `load_again` reads a changed configuration, `set_up_logging` is told verbosity and format."""
 
-    def __init__(self, config: Config, load_again: Callable[[], Config], set_up_logging: SetUpLogging) -> None:
+    def __init__(
+        self,
+        config: Config,
+        load_again: Callable[[], Config],
+        set_up_logging: SetUpLogging,
+        surroundings: Surroundings = Surroundings(),  # it is frozen
+    ) -> None:
         self._config = config
         self._load_again = load_again
         self._set_up_logging = set_up_logging
+        self._surroundings = surroundings
         self._name = node_name(config.document.hostname_override)
         own = config.document.userspace_proxy
         self._metrics = Metrics(
-            __version__, service_port_limit=own.metrics_port_limit, with_endpoints=own.metrics_endpoints
+            __version__,
+            read_processes=surroundings.read_processes,
+            service_port_limit=own.metrics_port_limit,
+            with_endpoints=own.metrics_endpoints,
         )
         self._health = ProxyHealth(config.document.iptables.sync_period)
         self._node_proxy: NodeProxy | None = None
@@ -133,7 +158,7 @@ class Daemon:
                     await events.flush(_LAST_WORDS_S)
                     raise
                 finally:
-                    notify(STOPPING)
+                    self._surroundings.notify(STOPPING)
                     sending.cancel()
 
     async def _run(self, connection: ApiConnection, events: EventRecorder) -> None:
@@ -149,7 +174,7 @@ class Daemon:
                 tasks.create_task(server.run())
             tasks.create_task(self._watch_config_file())
             tasks.create_task(self._serve(connection, source, events))
-            notify(READY)
+            self._surroundings.notify(READY)
 
     def _servers(self) -> Iterator[HttpServer]:
         config = self._config
@@ -191,7 +216,14 @@ class Daemon:
             self._health.queued(addresses.primary_family, now=time.monotonic())
             async with self._keeper(addresses, node.pod_cidrs) as keeper, asyncio.TaskGroup() as proxying:
                 self._node_proxy = NodeProxy(
-                    self._config, addresses, keeper, self._health, self._metrics, tell, waker.needs_pods
+                    self._config,
+                    addresses,
+                    keeper,
+                    self._health,
+                    self._metrics,
+                    tell,
+                    waker.needs_pods,
+                    make_data_path=self._surroundings.make_data_path,
                 )
                 proxying.create_task(self._node_proxy.run())
                 await self._follow(source, snapshot, self._node_proxy, events)
@@ -324,14 +356,13 @@ def _access(config: Config) -> Access:
 
 
 def _set_up(config: Config) -> tuple[Step, ...]:
-    """Set up process and host; in hybrid mode the process alone, as the host is the other kube-proxy's."""
-    document = config.document
+    """Set up the host, but not in hybrid mode, where it is the other kube-proxy's."""
     if not config.is_hybrid:
-        return set_up_node(NodeSettings(_conntrack_settings(config), document.oom_score_adj))
+        return set_up_host(_conntrack_settings(config))
     _log.info("hybrid mode: idled services alone are served, beside the kube-proxy of this node")
-    if document.conntrack != DEFAULTS.conntrack:
+    if config.document.conntrack != DEFAULTS.conntrack:
         _log.warning("conntrack: without effect in hybrid mode, as the other kube-proxy sets it")
-    return set_up_process(document.oom_score_adj)
+    return ()
 
 
 def _conntrack_settings(config: Config) -> ConntrackSettings:

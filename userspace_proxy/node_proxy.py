@@ -20,12 +20,13 @@ from userspace_proxy.core.hybrid import Ownership
 from userspace_proxy.core.model import WILDCARD, IPFamily, ListenAddress, Scope, ServicePort, ServicePortName, Snapshot
 from userspace_proxy.core.plan import Listening
 from userspace_proxy.core.portals import NodeFacts, Nodes, listen_addresses, proxy_ports
+from userspace_proxy.dataplane.interface import MakeDataPath
 from userspace_proxy.dataplane.settings import DataPlaneSettings
 from userspace_proxy.garbage import keep_out_of_collections
 from userspace_proxy.metrics import Metrics
 from userspace_proxy.node.addresses import local_addresses
 from userspace_proxy.node.limits import usable_cpus
-from userspace_proxy.proxy import Proxy
+from userspace_proxy.proxy import Proxy, in_this_process
 from userspace_proxy.reconciler import Failures
 from userspace_proxy.redirect.keeper import RuleKeeper, SyncReport
 from userspace_proxy.sources.pace import RateLimit
@@ -102,6 +103,8 @@ class NodeProxy:
         metrics: Metrics,
         on_node_port_failure: OnNodePortFailure = lambda name, failure: None,
         needs_pods: Callable[[ServicePortName], None] = lambda name: None,
+        *,
+        make_data_path: MakeDataPath = in_this_process,
     ) -> None:
         self._config = config
         self._node = node
@@ -114,6 +117,7 @@ class NodeProxy:
             needs_pods=needs_pods,
             redirect=self._redirect,
             on_failures=self._note_failures,
+            data_path=make_data_path,
         )
         self._pace = self._new_pace()
         self._nodes: Nodes = {}

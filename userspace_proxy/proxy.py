@@ -10,10 +10,15 @@ from typing import Self
 from userspace_proxy.core.balancer import Balancer, RoundRobin
 from userspace_proxy.core.counters import Counters, LiveCounters
 from userspace_proxy.core.model import Endpoint, ListenAddress, ServicePortName, Snapshot
-from userspace_proxy.dataplane.interface import DataPath, Notices
+from userspace_proxy.dataplane.interface import DataPath, MakeDataPath, Notices
 from userspace_proxy.dataplane.plane import DataPlane
 from userspace_proxy.dataplane.settings import DataPlaneSettings
 from userspace_proxy.reconciler import EndpointFilter, Failures, OnFailures, Reconciler, Redirect
+
+
+def in_this_process(settings: DataPlaneSettings, make_balancer: Callable[[], Balancer], notices: Notices) -> DataPath:
+    """Return a data path in this process."""
+    return DataPlane(settings, make_balancer=make_balancer, notices=notices)
 
 
 class Proxy:
@@ -27,6 +32,7 @@ class Proxy:
     an idled service port, when it begins. `redirect` leads traffic from elsewhere to the listeners, after new ones were
     opened and before old ones are closed. `on_failures` is told of what cannot be listened on, whenever something was
     tried. On leaving, listeners close at once, and open connections get `drain_timeout_s` seconds to end by themselves.
+    `data_path` makes what relays.
     """
 
     def __init__(
@@ -40,6 +46,7 @@ class Proxy:
         redirect: Redirect | None = None,
         on_failures: OnFailures = lambda failures: None,
         drain_timeout_s: float = 0.0,
+        data_path: MakeDataPath = in_this_process,
     ) -> None:
         self._settings = settings or DataPlaneSettings()
         self._balancer = balancer
@@ -48,6 +55,7 @@ class Proxy:
         self._redirect = redirect
         self._on_failures = on_failures
         self._drain_timeout_s = drain_timeout_s
+        self._make_data_path = data_path
         self._tasks = asyncio.TaskGroup()
         self._has_entered = False
 
@@ -55,8 +63,15 @@ class Proxy:
         if self._has_entered:
             raise RuntimeError("a Proxy is entered once; make another one")
         self._has_entered = True
-        self._data_path: DataPath = DataPlane(self._settings, make_balancer=self._balancer, notices=self._notices)
-        self._reconciler = Reconciler(self._data_path, self._endpoint_filter, self._redirect, self._on_failures)
+        self._data_path = self._make_data_path(self._settings, self._balancer, self._notices)
+        try:
+            found = await self._data_path.found()
+        except BaseException:
+            self._data_path.close()
+            raise
+        self._reconciler = Reconciler(
+            self._data_path, self._endpoint_filter, self._redirect, self._on_failures, found=found
+        )
         await self._tasks.__aenter__()
         self._retries = self._tasks.create_task(self._reconciler.retry_forever())
         return self

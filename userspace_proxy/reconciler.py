@@ -11,7 +11,7 @@ from types import MappingProxyType
 from userspace_proxy.core.errors import ListenFailed
 from userspace_proxy.core.model import Endpoint, ListenAddress, ServicePort, ServicePortName, Snapshot
 from userspace_proxy.core.plan import Listening, Plan, diff
-from userspace_proxy.dataplane.interface import Applied, DataPath
+from userspace_proxy.dataplane.interface import Applied, DataPath, Found
 
 EndpointFilter = Callable[[ServicePortName, Endpoint], bool]
 """Tells whether an endpoint may be used."""
@@ -31,7 +31,10 @@ _log = logging.getLogger(__name__)
 
 
 class Reconciler:
-    """Holds the snapshot that runs and the one that is wanted."""
+    """Holds the snapshot that runs and the one that is wanted.
+
+    What `found` says is served already: listeners that are still wanted stay, the others go when something is applied.
+    """
 
     def __init__(
         self,
@@ -39,14 +42,18 @@ class Reconciler:
         endpoint_filter: EndpointFilter | None = None,
         redirect: Redirect | None = None,
         on_failures: OnFailures = lambda failures: None,
+        *,
+        found: Found = MappingProxyType({}),
     ) -> None:
         self._data_path = data_path
         self._endpoint_filter = endpoint_filter
         self._redirect = redirect
         self._on_failures = on_failures
-        self._running = Snapshot()
+        self._running = Snapshot.of(*(ServicePort(name, 0, listen=tuple(asked)) for name, asked in found.items()))
         self._desired = Snapshot()
-        self._bound: dict[Listening, ListenAddress] = {}
+        self._bound: dict[Listening, ListenAddress] = {
+            (name, asked): bound for name, listeners in found.items() for asked, bound in listeners.items()
+        }
         self._failures: dict[ServicePortName, tuple[ListenFailed, ...]] = {}
         self._lock = asyncio.Lock()
         self._has_stopped = False

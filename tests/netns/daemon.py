@@ -117,6 +117,22 @@ async def started(
             await process.wait()
 
 
+def child(daemon: Running, role: str) -> int:
+    """Return the process number of the daemon's child of this role; 0 while there is none."""
+    pid = daemon.process.pid
+    for each in Path(f"/proc/{pid}/task/{pid}/children").read_text().split():
+        with contextlib.suppress(OSError):
+            if f"\0{role}-process\0" in Path(f"/proc/{each}/cmdline").read_text():
+                return int(each)
+    return 0
+
+
+def status(pid: int) -> dict[str, str]:
+    """Return what the kernel says of a process."""
+    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    return dict(line.split(":\t", 1) for line in lines if ":\t" in line)
+
+
 async def get(url: str) -> tuple[int, str]:
     """Return status and text; status 0 when nobody answers."""
     try:

@@ -18,9 +18,11 @@ from tests.netns.daemon import (
     Daemon,
     answered,
     api_server,
+    child,
     get,
     sample,
     slice_of,
+    status,
     this_node,
     until,
     web,
@@ -111,6 +113,9 @@ async def test_the_capabilities_of_the_manifest_are_enough(
             await answered(topology.outside, V4.node, 30080, "p1", "p2")
             await answered(topology.outside, V4.second, 80, "p1", "p2")
             assert not [line for line in daemon.log if "lacks" in line or "cannot listen" in line]
+            found = status(child(daemon, "data"))
+            assert {found[f"Cap{each}"] for each in ("Inh", "Prm", "Eff", "Amb")} == {"0" * 16}
+            assert found["NoNewPrivs"] == "1"
 
 
 @pytest.mark.parametrize(

@@ -16,6 +16,7 @@ from typing import Any, Literal, TypeVar
 import pytest
 import uvloop
 
+from tests.traffic.child import ChildPlane
 from tests.traffic.peers import (
     PATIENCE_S,
     AnsweringDatagrams,
@@ -41,7 +42,9 @@ from userspace_proxy import (
     Snapshot,
 )
 from userspace_proxy.dataplane import udp
+from userspace_proxy.dataplane.interface import MakeDataPath
 from userspace_proxy.dataplane.plane import DataPlane
+from userspace_proxy.proxy import in_this_process
 
 Result = TypeVar("Result")
 
@@ -55,11 +58,17 @@ class Variant:
     use_splice: bool
     mmsg: Literal["by load", "always", "never"]
     workers: int = 1
+    is_child: bool = False
 
     def __str__(self) -> str:
         loop, copying = self.new_loop.__module__.partition(".")[0], "splice" if self.use_splice else "copy"
         workers = f"-{self.workers}-workers" if self.workers > 1 else ""
-        return f"{loop}-{self.poller}-{copying}-mmsg {self.mmsg}{workers}".replace(" ", "_")
+        where = "-child" if self.is_child else ""
+        return f"{loop}-{self.poller}-{copying}-mmsg {self.mmsg}{workers}{where}".replace(" ", "_")
+
+    @property
+    def make_data_path(self) -> MakeDataPath:
+        return ChildPlane if self.is_child else in_this_process
 
     def settings(self, **changed: Any) -> DataPlaneSettings:
         own = {"use_splice": self.use_splice, "use_mmsg": self.mmsg != "never", "workers": self.workers}
@@ -72,6 +81,7 @@ VARIANTS = (
     Variant(asyncio.new_event_loop, "epoll", True, "always"),
     Variant(asyncio.new_event_loop, "loop", False, "by load"),
     Variant(uvloop.new_event_loop, "loop", False, "always"),
+    Variant(uvloop.new_event_loop, "epoll", True, "by load", is_child=True),
     Variant(uvloop.new_event_loop, "epoll", True, "by load", workers=2),
 )
 WORKER_VARIANTS = (VARIANTS[-1], Variant(asyncio.new_event_loop, "loop", False, "by load", workers=2))
@@ -102,7 +112,7 @@ class RunningProxy:
         self.faults: list[str] = []
         self._started: concurrent.futures.Future[Proxy] = concurrent.futures.Future()
         self._variant = variant
-        self._make = lambda: Proxy(variant.settings(**settings), **options)
+        self._make = lambda: Proxy(variant.settings(**settings), data_path=variant.make_data_path, **options)
         self._thread = threading.Thread(target=self._run_loop)
         self._thread.start()
         self.proxy = self._started.result(PATIENCE_S)
@@ -131,12 +141,26 @@ class RunningProxy:
 
     @property
     def plane(self) -> DataPlane:
-        assert isinstance(self.proxy._data_path, DataPlane)
+        assert isinstance(self.proxy._data_path, DataPlane), "the test is to be marked as in_this_process"
         return self.proxy._data_path
+
+    @property
+    def is_child(self) -> bool:
+        return isinstance(self.proxy._data_path, ChildPlane)
+
+    def child_descriptors(self) -> list[str]:
+        """What the data path's own process has open."""
+        assert isinstance(self.proxy._data_path, ChildPlane)
+        return list(open_descriptors(self.proxy._data_path.process.pid).values())
+
+    def listeners(self) -> list[object]:
+        """All listeners, for their identity: those of another process are known by their sockets here."""
+        path = self.proxy._data_path
+        return list(path._sockets.values() if isinstance(path, ChildPlane) else self.plane._listeners.values())
 
     def listener(self) -> object:
         """The one listener of the data path, for its identity."""
-        (listener,) = self.plane._listeners.values()
+        (listener,) = self.listeners()
         return listener
 
     def counters(self) -> Counters:
@@ -154,6 +178,10 @@ class RunningProxy:
     @contextmanager
     def held(self) -> Iterator[None]:
         """Keep the proxy from running: it finds everything that happens meanwhile in one batch."""
+        if isinstance(self.proxy._data_path, ChildPlane):
+            with self.proxy._data_path.held():
+                yield
+            return
         is_held, go_on = threading.Event(), threading.Event()
         self.loop.call_soon_threadsafe(lambda: (is_held.set(), go_on.wait(PATIENCE_S)))
         assert is_held.wait(PATIENCE_S)
@@ -167,6 +195,10 @@ class RunningProxy:
         """The process ids of the workers."""
         workers = self.proxy._data_path._workers if isinstance(self.proxy._data_path, DataPlane) else None
         return [link.process_id for link in workers._links] if workers is not None else []
+
+    def reconfigure(self, settings: DataPlaneSettings) -> None:
+        self.call(lambda: self.proxy.reconfigure(settings))
+        self.counters()  # a data path in another process has heard of it when it answers
 
     def stop(self) -> None:
         """Leave the proxy's context, and wait until its loop has nothing more to do."""
@@ -283,6 +315,17 @@ def _loops_have_run_once() -> None:
     for variant in VARIANTS:
         with asyncio.Runner(loop_factory=variant.new_loop) as runner:
             runner.run(asyncio.sleep(0))
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave out, and do not skip, what is in_this_process where the variant is not."""
+    left_out = [each for each in items if each.get_closest_marker("in_this_process") and _is_child(each)]
+    config.hook.pytest_deselected(items=left_out)
+    items[:] = [each for each in items if each not in left_out]
+
+
+def _is_child(item: pytest.Item) -> bool:
+    return isinstance(item, pytest.Function) and item.callspec.params["variant"].is_child
 
 
 @pytest.fixture(params=VARIANTS, ids=str)

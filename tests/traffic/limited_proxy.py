@@ -15,10 +15,11 @@ from userspace_proxy import Endpoint, L4Protocol, Proxy, Snapshot
 
 async def main(variant: str, limit: int, protocol: str, *ports: str) -> None:
     resource.setrlimit(resource.RLIMIT_NOFILE, (limit, limit))
-    settings = next(candidate for candidate in VARIANTS if str(candidate) == variant).settings(max_sessions=10_000)
+    chosen = next(candidate for candidate in VARIANTS if str(candidate) == variant)
+    settings = chosen.settings(max_sessions=10_000)
     loop = asyncio.get_running_loop()
     endpoints = [Endpoint("127.0.0.1", int(port)) for port in ports]
-    async with Proxy(settings) as proxy:
+    async with Proxy(settings, data_path=chosen.make_data_path) as proxy:
         service = a_service(*endpoints, protocol=L4Protocol(protocol))
         failures = await proxy.apply(Snapshot.of(service))
         assert not failures

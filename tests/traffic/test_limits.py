@@ -35,7 +35,7 @@ def is_paused(proxy: RunningProxy, wanted: bool) -> bool:
 
 def reconfigure(proxy: RunningProxy, **changed: Any) -> None:
     settings = replace(proxy.proxy._settings, **changed)
-    proxy.call(lambda: proxy.proxy.reconfigure(settings))
+    proxy.reconfigure(settings)
 
 
 def is_served(client: Peer) -> bool:
@@ -319,6 +319,7 @@ def test_a_peer_that_takes_nothing_for_the_user_time_out_is_given_up(
     client.close()
 
 
+@pytest.mark.in_this_process("looks into the data path")
 def test_both_sockets_of_a_connection_have_the_user_time_out(stage: Stage) -> None:
     proxy = stage.proxy(settings={"tcp_user_timeout_s": 1.5})
     if proxy.worker_processes():

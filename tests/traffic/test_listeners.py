@@ -207,9 +207,9 @@ def test_an_apply_that_is_cancelled_half_way_leaves_no_listener_that_nobody_know
     proxy.run(cancelled_apply())
     assert proxy.apply(*services[::2]) == {}
     assert {ask(proxy.addresses(service.name)[0]) for service in services[::60]} == {"a"}
-    assert len(proxy.plane._listeners) == len(proxy.counters().endpoints) == 150
+    assert len(proxy.listeners()) == len(proxy.counters().endpoints) == 150
     proxy.apply()
-    assert not proxy.plane._listeners
+    assert not proxy.listeners()
 
 
 def test_leaving_while_an_apply_is_under_way_leaves_nothing(stage: Stage) -> None:
@@ -233,7 +233,7 @@ def test_leaving_gives_open_connections_time_and_new_ones_none(stage: Stage) -> 
     client, backend = stage.connected_pair(proxy)
     address = proxy.addresses(WEB)[0]
     proxy.loop.call_soon_threadsafe(proxy._leave.set)
-    assert eventually(lambda: not proxy.plane._listeners, within=1.0)
+    assert eventually(lambda: not proxy.listeners(), within=1.0)
     assert is_refused(address)
     client.send(b"request")
     assert backend.receive(7) == b"request"

@@ -96,13 +96,24 @@ def expect_bounded_counts(soak: Soak, counted: EndpointCounters) -> None:
     assert account.reply_bytes_received <= counted.bytes_to_client <= account.reply_bytes_sent
 
 
+_SOCKETS_OF_A_CHILD = 8  # its listeners, the two connections to its parents, and those of the event loop
+
+
 def count_descriptors(proxy: RunningProxy) -> list[int]:
     """How many descriptors this process has open, and each worker."""
     return [len(open_descriptors(process)) for process in ("self", *proxy.worker_processes())]
 
 
 def expect_nothing_left(proxy: RunningProxy) -> None:
-    """No connection in any state, no pipe, and no descriptor watched but the listeners'."""
+    """No connection in any state, no pipe, and no descriptor watched but the listeners'.
+
+    Of another process, its descriptors tell.
+    """
+    if proxy.is_child:
+        pipes = [each for each in proxy.child_descriptors() if each.startswith("pipe:")]
+        assert len(pipes) <= 5  # standard error, and two of the event loop's with both ends
+        assert len([each for each in proxy.child_descriptors() if each.startswith("socket:")]) <= _SOCKETS_OF_A_CHILD
+        return
     engine = proxy.plane._engine
     relay = engine.relay
     assert not engine.dials

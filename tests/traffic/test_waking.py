@@ -277,6 +277,7 @@ def test_stopping_sends_all_away_at_once_while_others_may_end(stage: Stage) -> N
     served.close()
 
 
+@pytest.mark.in_this_process("looks into the data path")
 def test_bytes_that_wait_wake_nobody(sleeper: Sleeper, stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
     told: list[int] = []
     on_ready = HeldConnection.on_ready
@@ -293,6 +294,7 @@ def test_bytes_that_wait_wake_nobody(sleeper: Sleeper, stage: Stage, monkeypatch
     assert len(told) <= 3
 
 
+@pytest.mark.in_this_process("looks into the data path")
 def test_those_who_have_waited_longest_go_first_when_descriptors_run_out(stage: Stage) -> None:
     sleeper = Sleeper(stage)
     clients = sleeper.held_clients(stage, 4)
@@ -406,10 +408,10 @@ def test_clients_from_outside_are_closed_when_no_endpoint_is_for_them(stage: Sta
 def test_a_changed_limit_and_time_out_count_at_once(sleeper: Sleeper, stage: Stage, variant: Any) -> None:
     clients = sleeper.held_clients(stage, 3)
     settings = variant.settings(max_held=2, hold_timeout_s=LONG_S)
-    sleeper.proxy.call(lambda: sleeper.proxy.proxy.reconfigure(settings))
+    sleeper.proxy.reconfigure(settings)
     clients.append(stage.connect(sleeper.address))
     assert all(has_ended(client) for client in clients[:2])
-    sleeper.proxy.call(lambda: sleeper.proxy.proxy.reconfigure(variant.settings(hold_timeout_s=SHORT_S)))
+    sleeper.proxy.reconfigure(variant.settings(hold_timeout_s=SHORT_S))
     assert all(has_ended(client) for client in clients[2:])
     assert eventually(lambda: sleeper.waking().expired == 2)
 

@@ -36,3 +36,8 @@ def set_up_logging(verbosity: int, log_format: LogFormat) -> None:
         level=logging.DEBUG if verbosity >= DEBUG_FROM_VERBOSITY else logging.INFO, handlers=[handler], force=True
     )
     logging.getLogger("asyncio").setLevel(logging.INFO)
+
+
+def set_up_daemon_logging(verbosity: int, log_format: str) -> None:
+    """Log as the daemon's configuration says."""
+    set_up_logging(verbosity, "json" if log_format == "json" else "text")

@@ -5,21 +5,9 @@ from __future__ import annotations
 import os
 import sys
 
-import click
-
 from userspace_proxy.cli import PROGRAM
-from userspace_proxy.cli.bench import bench
-from userspace_proxy.cli.local import local
 from userspace_proxy.core.errors import ProxyError, UsageError, leaves
-
-
-@click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
-def commands() -> None:
-    """What the program does besides being the daemon."""
-
-
-commands.add_command(local)
-commands.add_command(bench)
+from userspace_proxy.supervisor.protocol import Role
 
 
 def main() -> None:
@@ -31,12 +19,7 @@ def main() -> None:
     arguments = sys.argv[1:]
     errors: list[BaseException] = []
     try:
-        if arguments and arguments[0] in commands.commands:
-            commands(arguments, prog_name=PROGRAM)
-        else:
-            from userspace_proxy.cli.daemon import daemon  # here, as no other command needs the flags and the file
-
-            daemon(arguments, {name: each.get_short_help_str(limit=100) for name, each in commands.commands.items()})
+        _run(arguments)
     except* ProxyError as group:
         errors = leaves(group)
     for error in errors:
@@ -45,6 +28,27 @@ def main() -> None:
             print(f"See '{PROGRAM} --help'.", file=sys.stderr)
     if errors:  # not where they are caught: before Python 3.11.4, what `except*` raises is a group with a traceback
         sys.exit(1)
+
+
+def _run(arguments: list[str]) -> None:
+    """Do what the first argument asks for. Each imports what it needs: the daemon's start is an outage of its node."""
+    first = arguments[0] if arguments else ""
+    if first == Role.DATA:
+        from userspace_proxy.cli.data_process import data_process
+
+        return data_process(arguments[1:])
+    if first == Role.CONTROL:
+        from userspace_proxy.cli.control_process import control_process
+
+        return control_process(arguments[1:])
+    if first and not first.startswith("-"):
+        from userspace_proxy.cli.commands import commands
+
+        if first in commands.commands:
+            commands(arguments, prog_name=PROGRAM)
+    from userspace_proxy.cli.daemon import daemon
+
+    return daemon(arguments)
 
 
 def _open_standard_streams() -> None:

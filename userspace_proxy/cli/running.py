@@ -5,7 +5,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import signal
-from collections.abc import Callable, Coroutine
+import sys
+import traceback
+from collections.abc import Callable, Coroutine, Iterator
+from contextlib import contextmanager
+
+from userspace_proxy.core.errors import ProxyError, leaves
+from userspace_proxy.supervisor.protocol import CRASHED
 
 
 def run_until_stopped(main: Coroutine[object, object, None]) -> None:
@@ -15,6 +21,18 @@ def run_until_stopped(main: Coroutine[object, object, None]) -> None:
     """
     with asyncio.Runner(loop_factory=_loop_factory()) as runner:
         runner.run(_until_signal(main))
+
+
+@contextmanager
+def faults_as_crashes() -> Iterator[None]:
+    """Let errors that are the user's pass, and end the process for all others as a crash, with a traceback."""
+    try:
+        yield
+    except Exception as error:
+        if all(isinstance(leaf, ProxyError) for leaf in leaves(error)):
+            raise
+        traceback.print_exc()
+        sys.exit(CRASHED)
 
 
 async def _until_signal(main: Coroutine[object, object, None]) -> None:

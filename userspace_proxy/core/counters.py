@@ -9,6 +9,21 @@ from typing import Protocol
 
 from userspace_proxy.core.model import Endpoint, ServicePortName
 
+OF_THE_MOMENT = frozenset(
+    {
+        "open_connections",
+        "open_sessions",
+        "held_connections",
+        "held_udp_clients",
+        "max_connections",
+        "max_connections_per_service_port",
+        "admitted_connections",
+        "paused_listeners",
+        "workers",
+    }
+)
+"""The fields of all counters below that say what is now; the others only grow."""
+
 
 @dataclass(frozen=True, slots=True)
 class EndpointCounters:

@@ -24,7 +24,7 @@ class WaitingQueue(Generic[GuestT]):
     def __init__(self) -> None:
         self._guests: dict[GuestT, None] = {}
         self._began_at: float | None = None
-        self._is_awake = False
+        self.is_awake = False
 
     def __len__(self) -> int:
         return len(self._guests)
@@ -61,16 +61,16 @@ class WaitingQueue(Generic[GuestT]):
 
     def begin(self, *, now: float, hold_timeout_s: float) -> bool:
         """Begin a wake-up, unless one is under way. Return whether that was so."""
-        if not self._is_awake and self.is_recent(now=now, hold_timeout_s=hold_timeout_s):
+        if not self.is_awake and self.is_recent(now=now, hold_timeout_s=hold_timeout_s):
             return False
-        self._began_at, self._is_awake = now, False
+        self._began_at, self.is_awake = now, False
         return True
 
     def wake(self, *, now: float, hold_timeout_s: float) -> float | None:
         """End the wake-up, as there are endpoints. Return how many seconds it took; None if none was under way."""
-        if self._is_awake or self._began_at is None or not self.is_recent(now=now, hold_timeout_s=hold_timeout_s):
+        if self.is_awake or self._began_at is None or not self.is_recent(now=now, hold_timeout_s=hold_timeout_s):
             return None
-        self._is_awake = True
+        self.is_awake = True
         return now - self._began_at
 
     def is_recent(self, *, now: float, hold_timeout_s: float) -> bool:
@@ -79,5 +79,5 @@ class WaitingQueue(Generic[GuestT]):
 
     def may_retry(self, guest: GuestT, *, now: float, hold_timeout_s: float) -> bool:
         """Tell whether a guest whose endpoints cannot be reached is to try again: just after a wake-up, in its time."""
-        is_just_awake = self._is_awake and self.is_recent(now=now, hold_timeout_s=hold_timeout_s)
+        is_just_awake = self.is_awake and self.is_recent(now=now, hold_timeout_s=hold_timeout_s)
         return is_just_awake and now < guest.since_s + hold_timeout_s

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from userspace_proxy.core.balancer import Balancer
 from userspace_proxy.core.counters import Counters, LiveCounters
 from userspace_proxy.core.errors import ListenFailed
 from userspace_proxy.core.model import Endpoint, ListenAddress, ServicePortName
@@ -33,8 +34,15 @@ class Notices:
     needs_pods: Callable[[ServicePortName], None] = lambda name: None
 
 
+Found = Mapping[ServicePortName, Mapping[ListenAddress, ListenAddress]]
+"""The listeners of each service port: what was asked for, and where that really is."""
+
+
 class DataPath(Protocol):
     """Carries out plans, counts, drains."""
+
+    async def found(self) -> Found:
+        """Return what is served already, on behalf of a former process. It is part of what plans begin with."""
 
     async def apply(self, plan: Plan, applied: Applied) -> None:
         """Carry out a plan and fill in `applied`. What cannot be listened on is reported; the rest is done.
@@ -57,3 +65,7 @@ class DataPath(Protocol):
 
     def close(self) -> None:
         """Close all that is open, at once."""
+
+
+MakeDataPath = Callable[[DataPlaneSettings, Callable[[], Balancer], Notices], DataPath]
+"""Makes a data path. The second argument makes the balancer of each service port and address family."""

@@ -64,9 +64,14 @@ class TcpListener:
             self._pause()
             self._engine.admission.wait(self._name, self._take_turn)
 
+    def fileno(self) -> int:
+        """Return the descriptor that is listened on."""
+        return self._fd
+
     def close(self) -> None:
         """Stop listening. Clients that wait to be accepted are refused."""
         if self._fd >= 0:
+            self._engine.poller.unwatch(self._fd)  # closing it would not do where another process has a copy
             self._fd = -1
             self._engine.admission.leave(self._name, self._take_turn)
             self._engine.poller.close(self._sock.detach())

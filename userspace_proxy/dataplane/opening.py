@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import socket
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 
 from userspace_proxy.core.errors import ListenFailed
 from userspace_proxy.core.model import ListenAddress, ServicePortName
@@ -12,6 +12,9 @@ from userspace_proxy.dataplane.ports import bind
 
 Opened = dict[ListenAddress, socket.socket]
 """The sockets of a service port by what was asked for."""
+
+OpenSockets = Callable[[ServicePortName, Iterable[ListenAddress]], tuple[Opened, tuple[ListenFailed, ...]]]
+"""Gives the sockets of a service port, and what was refused."""
 
 
 def open_sockets(

@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import socket
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 
 from userspace_proxy.core.balancer import Balancer, RoundRobin
 from userspace_proxy.core.counters import Counters, LiveCounters, add_up
+from userspace_proxy.core.errors import ListenFailed
 from userspace_proxy.core.model import L4Protocol, ListenAddress, ServicePort, ServicePortName
 from userspace_proxy.core.plan import Listening, Plan
 from userspace_proxy.dataplane.backends import Backends, Origin
 from userspace_proxy.dataplane.dial import Dial
 from userspace_proxy.dataplane.engine import Engine
-from userspace_proxy.dataplane.interface import Applied, Notices
+from userspace_proxy.dataplane.interface import Applied, Found, Notices
 from userspace_proxy.dataplane.listener import TcpListener
-from userspace_proxy.dataplane.opening import by_name, open_sockets
+from userspace_proxy.dataplane.opening import Opened, OpenSockets, by_name, open_sockets
 from userspace_proxy.dataplane.past import Past
 from userspace_proxy.dataplane.remote_datagrams import RemoteListener
 from userspace_proxy.dataplane.settings import DataPlaneSettings, default_max_sessions
@@ -27,7 +28,10 @@ _DRAIN_POLL_S = 0.02
 
 
 class DataPlane:
-    """Listeners, connections and sessions in this process: a `DataPath`. Use it from the thread of its event loop."""
+    """Listeners, connections and sessions in this process: a `DataPath`. Use it from the thread of its event loop.
+
+    `open_sockets` gives the sockets to listen on, where this process does not bind them itself.
+    """
 
     def __init__(
         self,
@@ -35,6 +39,7 @@ class DataPlane:
         *,
         make_balancer: Callable[[], Balancer],
         notices: Notices = Notices(),  # noqa: B008  # it is frozen
+        open_sockets: OpenSockets | None = None,
     ) -> None:
         loop = asyncio.get_running_loop()
         self._engine = Engine(loop, settings, notices)
@@ -46,10 +51,15 @@ class DataPlane:
         # A balancer of the user's own cannot cross to another process, and datagrams are balanced where they arrive.
         self._datagrams = self._workers.datagrams if self._workers and make_balancer is RoundRobin else None
         self._make_balancer = make_balancer
+        self._open_sockets = open_sockets or self._bind
         self._backends: dict[ServicePortName, Backends] = {}
         self._past = Past()
         self._listeners: dict[Listening, TcpListener | UdpListener | RemoteListener] = {}
         self._bound: dict[Listening, ListenAddress] = {}
+
+    async def found(self) -> Found:
+        """Return nothing: all that this serves was asked of it."""
+        return {}
 
     async def apply(self, plan: Plan, applied: Applied) -> None:
         """Carry out a plan and fill in `applied`. Lets other work of the loop go on between service ports."""
@@ -71,9 +81,7 @@ class DataPlane:
             self._update(service_port)
             yield
         for name, addresses in by_name(plan.open):
-            opened, refused = open_sockets(
-                name, addresses, proxy_ports=self._engine.settings.proxy_ports, bound=self._bound
-            )
+            opened, refused = self._open_sockets(name, addresses)
             for address, sock in opened.items():
                 applied.bound[name, address] = self._listen(name, address, sock)
             if refused:
@@ -173,6 +181,23 @@ class DataPlane:
         if self._workers is not None:
             self._workers.close()
         self._engine.close()
+
+    def names(self) -> tuple[ServicePortName, ...]:
+        """Return the service ports that there are."""
+        return tuple(self._backends)
+
+    def waited_at(self) -> list[ServicePortName]:
+        """Return the idled service ports at which clients wait for pods."""
+        return self._engine.waiting.waited_at()
+
+    def listeners(self) -> Mapping[Listening, TcpListener | UdpListener | RemoteListener]:
+        """Return the listeners by what was asked for."""
+        return self._listeners
+
+    def _bind(
+        self, name: ServicePortName, addresses: Iterable[ListenAddress]
+    ) -> tuple[Opened, tuple[ListenFailed, ...]]:
+        return open_sockets(name, addresses, proxy_ports=self._engine.settings.proxy_ports, bound=self._bound)
 
     def _update(self, service_port: ServicePort) -> None:
         name = service_port.name

@@ -90,7 +90,7 @@ class Side:
             beyond = events & (URGENT | READ_HANGUP | ERROR | HANGUP)
             if beyond:
                 self._told |= beyond
-                self._fin_came |= beyond & (READ_HANGUP | ERROR) == READ_HANGUP
+                self._fin_came |= beyond & (READ_HANGUP | ERROR | HANGUP) == READ_HANGUP
             self.pump()
             if beyond & ERROR and self.fd >= 0:  # dead, but its peer takes the last words slowly, or never
                 self._relay.watch_half_closed(self)

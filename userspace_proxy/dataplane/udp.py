@@ -356,6 +356,10 @@ class UdpListener:
             if session.target is not None and not self.backends.serves(self.origin, session.target.endpoint):
                 self.sessions.end(session)
 
+    def fileno(self) -> int:
+        """Return the descriptor that is listened on."""
+        return self.fd
+
     def close(self) -> None:
         """Stop listening and end all sessions."""
         self.kept.drop_all()
@@ -363,5 +367,6 @@ class UdpListener:
             self.sessions.end(session)
         if self.fd >= 0:
             self._leave_batches()
+            self.engine.poller.unwatch(self.fd)  # closing it would not do where another process has a copy
             self.fd = -1
             self.engine.poller.close(self._sock.detach())

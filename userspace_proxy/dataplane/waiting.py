@@ -141,6 +141,10 @@ class WaitingRoom:
             wake_times=self._wake_times,
         )
 
+    def waited_at(self) -> list[ServicePortName]:
+        """Return the service ports that are asleep, and at which somebody waits."""
+        return [name for name, queue in self._queues.items() if len(queue) and not queue.is_awake]
+
     def hold(self, guest: Guest) -> bool:
         """Hold a client of an idled service port until there are endpoints; ask for pods if nobody has.
 

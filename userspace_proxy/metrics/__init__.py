@@ -16,6 +16,7 @@ from userspace_proxy.metrics.kube_proxy import (
     register_build,
 )
 from userspace_proxy.metrics.process import ProcessMetrics
+from userspace_proxy.metrics.processes import ReadProcesses, just_this_one, processes_pieces
 from userspace_proxy.metrics.syncing import SyncFailureMetrics
 from userspace_proxy.metrics.traffic import traffic_pieces
 from userspace_proxy.metrics.waking import WakingMetrics
@@ -41,10 +42,12 @@ class Metrics:
         version: str,
         *,
         read_counters: Callable[[], Awaitable[LiveCounters]] = _no_counters,
+        read_processes: ReadProcesses = just_this_one,
         service_port_limit: int = SERVICE_PORT_LIMIT,
         with_endpoints: bool = False,
     ) -> None:
         self.read_counters = read_counters
+        self._read_processes = read_processes
         self.registry = CollectorRegistry()
         self.kube_proxy = KubeProxyMetrics(self.registry)
         self.rest_client = RestClientMetrics(self.registry)
@@ -70,6 +73,7 @@ class Metrics:
         """Yield the text of /metrics with these counters of the data path."""
         yield from registry_pieces(self.registry)
         yield from self._process.pieces()
+        yield from processes_pieces(self._read_processes())
         yield from backlog_pieces()
         yield from traffic_pieces(
             live, service_port_limit=self._service_port_limit, with_endpoints=self._with_endpoints

@@ -10,7 +10,7 @@ import errno
 import logging
 import os
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 from userspace_proxy.node.limits import raise_descriptor_limit
@@ -66,14 +66,6 @@ class ConntrackSettings:
         return max(self.max_per_core * cores, self.min) if self.max_per_core > 0 else 0
 
 
-@dataclass(frozen=True, slots=True)
-class NodeSettings:
-    """All that is set up before the proxy starts. `oom_score_adj` None leaves it."""
-
-    conntrack: ConntrackSettings = field(default_factory=ConntrackSettings)
-    oom_score_adj: int | None = -999
-
-
 def set_up_host(conntrack: ConntrackSettings, *, root: Path = _ROOT, cores: int | None = None) -> tuple[Step, ...]:
     """Set what stays when this process ends, and needs privileges: all that `--init-only` does.
 
@@ -94,11 +86,6 @@ def set_up_process(oom_score_adj: int | None, *, root: Path = _ROOT) -> tuple[St
         else Step("RLIMIT_NOFILE", Outcome.UNCHANGED, "is high enough")
     )
     return tuple(steps)
-
-
-def set_up_node(settings: NodeSettings, *, root: Path = _ROOT) -> tuple[Step, ...]:
-    """Set up host and process."""
-    return (*set_up_host(settings.conntrack, root=root), *set_up_process(settings.oom_score_adj, root=root))
 
 
 def is_sys_read_only(steps: tuple[Step, ...]) -> bool:

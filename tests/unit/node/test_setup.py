@@ -12,13 +12,11 @@ import pytest
 
 from userspace_proxy.node.setup import (
     ConntrackSettings,
-    NodeSettings,
     Outcome,
     Step,
     is_sys_read_only,
     log_steps,
     set_up_host,
-    set_up_node,
     set_up_process,
 )
 
@@ -149,16 +147,6 @@ def test_the_process_gets_its_score_and_its_descriptors(host: Host) -> None:
         assert len(set_up_process(None, root=host.root)) == 1
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
-
-
-def test_a_node_is_host_and_process(host: Host) -> None:
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    try:
-        names = [step.name for step in set_up_node(NodeSettings(), root=host.root)]
-    finally:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
-    assert names[0] == "nf_conntrack_max"
-    assert names[-2:] == ["oom_score_adj", "RLIMIT_NOFILE"]
 
 
 def test_changes_are_logged_and_refusals_warned_of(caplog: pytest.LogCaptureFixture) -> None:
