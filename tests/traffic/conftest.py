@@ -319,13 +319,18 @@ def _loops_have_run_once() -> None:
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Leave out, and do not skip, what is in_this_process where the variant is not."""
-    left_out = [each for each in items if each.get_closest_marker("in_this_process") and _is_child(each)]
+    left_out = [each for each in items if _is_elsewhere(each)]
     config.hook.pytest_deselected(items=left_out)
     items[:] = [each for each in items if each not in left_out]
 
 
-def _is_child(item: pytest.Item) -> bool:
-    return isinstance(item, pytest.Function) and item.callspec.params["variant"].is_child
+def _is_elsewhere(item: pytest.Item) -> bool:
+    marker = item.get_closest_marker("in_this_process")
+    if marker is None:
+        return False
+    assert isinstance(item, pytest.Function)
+    variant: Variant = item.callspec.params["variant"]
+    return variant.is_child or (variant.workers > 1 and marker.kwargs.get("without_workers", False))
 
 
 @pytest.fixture(params=VARIANTS, ids=str)

@@ -319,11 +319,9 @@ def test_a_peer_that_takes_nothing_for_the_user_time_out_is_given_up(
     client.close()
 
 
-@pytest.mark.in_this_process("looks into the data path")
+@pytest.mark.in_this_process("looks at the sockets", without_workers=True)
 def test_both_sockets_of_a_connection_have_the_user_time_out(stage: Stage) -> None:
     proxy = stage.proxy(settings={"tcp_user_timeout_s": 1.5})
-    if proxy.worker_processes():
-        pytest.skip("the sockets are in other processes")
     backend = stage.serving_backend()
     address = proxy.serve(backend.endpoint)
     expected = []

@@ -32,6 +32,7 @@ from userspace_proxy.core.durations import Duration
 from userspace_proxy.core.errors import ConfigError
 from userspace_proxy.core.host_ports import with_port
 from userspace_proxy.core.model import IPFamily, family_of
+from userspace_proxy.core.yaml_reader import plain_value
 from userspace_proxy.core.yaml_tree import Tree, read
 
 RETIRED: Final = frozenset({"resourceContainer", "conntrack.max"})
@@ -71,12 +72,15 @@ _TYPE_ERROR = re.compile(r"(?P<reason>.*?)(?: - at `(?:key in )?\$\.?(?P<path>.*
 
 
 class _Dumper(yaml.SafeDumper):
-    """Writes empty text as kube-proxy does."""
+    """Quotes text as kube-proxy does: what is empty, and what would be read as something else."""
 
 
-_Dumper.add_representer(
-    str, lambda dumper, text: dumper.represent_scalar("tag:yaml.org,2002:str", text, style=None if text else '"')
-)
+def _represent_text(dumper: _Dumper, text: str) -> yaml.ScalarNode:
+    needs_quotes = not text or not isinstance(plain_value(text), str)
+    return dumper.represent_scalar("tag:yaml.org,2002:str", text, style='"' if needs_quotes else None)
+
+
+_Dumper.add_representer(str, _represent_text)
 
 
 @dataclass(frozen=True, slots=True)

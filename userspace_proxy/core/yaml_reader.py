@@ -119,12 +119,12 @@ class YamlReader:
     def _scalar(self, event: ScalarEvent) -> object:
         tag, text = event.tag, event.value
         if tag in (None, "!"):
-            return _plain_value(text) if event.implicit[0] else text
+            return plain_value(text) if event.implicit[0] else text
         if tag == _TEXT:
             return text
         if tag not in _PLAIN:
             self._fail(event, f"the tag {tag!r} is not supported")
-        value = _plain_value(text)
+        value = plain_value(text)
         return value if not isinstance(value, str) else self._fail(event, f"invalid literal {text!r} for {tag!r}")
 
     def _collection(self, event: CollectionStartEvent, step: Step) -> object:
@@ -217,7 +217,7 @@ def _joined(*path: Step) -> str:
     return "".join(f"[{step}]" if isinstance(step, int) else f".{step.value}" for step in path if step is not None)
 
 
-def _plain_value(text: str) -> str | int | float | bool | None:
+def plain_value(text: str) -> str | int | float | bool | None:
     """Return what a scalar without quotes means. `yes` and `on` are booleans, as in YAML 1.1 and in kubectl."""
     if text in _WORDS:
         return _WORDS[text]

@@ -196,3 +196,9 @@ def test_every_field_is_in_the_mapping_for_machines_with_durations_as_text() -> 
     assert data["udpIdleTimeout"] == "250ms"
     assert data["userspaceProxy"]["dialLadder"] == ["250ms", "500ms", "1s", "2s"]
     assert data["kind"] == "KubeProxyConfiguration"
+
+
+@pytest.mark.parametrize("text", ["", "0E0", "12", ".5", "0o7", "yes", "null", "~", "a: b"])
+def test_text_that_looks_like_something_else_is_written_so_that_it_is_read_back(text: str) -> None:
+    document = with_field(DEFAULTS, "clientConnection.acceptContentTypes", text)
+    assert decode(encode(document), "written.conf").document == document
