@@ -301,3 +301,27 @@ def test_targets_that_have_no_clients_any_more_are_forgotten(stage: Stage, monke
         assert [ask(address) for _ in range(6)] == ["a"] * 6
         assert proxy.counters_of(backend.endpoint).connections == 12
         assert proxy.counters_of(bad).dial_failures == 6
+
+
+@pytest.mark.usefixtures("quick_heartbeat")
+def test_a_stuck_worker_that_answers_again_is_not_blamed_for_endpoints_that_have_changed_meanwhile(
+    stage: Stage, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    proxy = stage.proxy(settings={"udp_idle_timeout_s": 60.0})
+    backends = [stage.answering_datagrams(bytes) for _ in range(4)]
+    address = proxy.serve(backends[0].endpoint, protocol=UDP)
+    client = stage.datagrams(to=address)
+    client.send(b"before")
+    assert client.receive() == b"before"
+    serving = [worker.open_sessions for worker in proxy.counters().workers].index(1)
+    monkeypatch.setattr(worker_keeper, "STUCK_AFTER_S", 0.5)
+    with stopped(proxy.worker_processes()[serving]):
+        assert eventually(lambda: warnings_about(f"worker-{serving}", caplog))
+        for backend in backends[1:]:
+            proxy.serve(backend.endpoint, protocol=UDP)
+    assert eventually(lambda: f"worker-{serving} answers again" in caplog.text)
+    client.send(b"after")
+    assert client.receive() == b"after"
+    counted = proxy.counters()
+    assert (counted.open_sessions, counted.total.open_sessions, counted.total.sessions) == (1, 1, 2)
+    assert restarts(proxy) == 0

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import socket
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from userspace_proxy.core.model import Endpoint, ListenAddress, ServicePort, ServicePortName
@@ -32,7 +32,7 @@ class _Port:
     link: WorkerLink
     service_port: ServicePort
     present: Mapping[Endpoint, Target] = field(default_factory=dict)
-    targets: Mapping[Endpoint, Target] = field(default_factory=dict)  # also those that were present before
+    targets: Mapping[Endpoint, Target] = field(default_factory=dict)  # also those of which the worker may still report
     sockets: dict[ListenAddress, socket.socket] = field(default_factory=dict)
     open_sessions: dict[Target, int] = field(default_factory=dict)
 
@@ -59,6 +59,7 @@ class RemoteDatagrams:
         self._settled = 0
         self._placed = Counter(dict.fromkeys(links, 0))  # service ports of each worker
         self._ports: dict[ServicePortName, _Port] = {}
+        self._updated: dict[ServicePortName, int] = {}  # which messages that were, until they are settled
         self._gone: dict[ServicePortName, int] = {}
 
     @property
@@ -81,9 +82,10 @@ class RemoteDatagrams:
             self.have_shares_changed = True
         self._gone.pop(service_port.name, None)
         port.service_port = service_port
-        port.targets = {**port.present, **backends.targets}
+        port.targets = {**port.targets, **backends.targets}
         port.present = backends.targets
         self._send(port, UpdateDatagrams.of(service_port))
+        self._updated[service_port.name] = self.sent
 
     def listen(self, name: ServicePortName, asked: ListenAddress, sock: socket.socket) -> RemoteListener:
         """Let the worker of the service port serve the clients of a bound socket, which is taken over."""
@@ -98,13 +100,16 @@ class RemoteDatagrams:
             self._send(self._ports[name], ForgetDatagrams(name))
             self._gone[name] = self.sent
 
-    def note_settled(self, sent: int) -> None:
-        """The workers have done and reported what they were sent until there were so many messages, unless stuck."""
+    def note_settled(self, sent: int, links: Collection[WorkerLink]) -> None:
+        """These workers, all but stuck ones, have done and reported what they were sent until so many messages."""
         self._settled = max(self._settled, sent)
-        gone = [name for name, at in self._gone.items() if at <= sent and not self._ports[name].link.is_stuck]
-        for name in gone:
-            self._placed[self._ports.pop(name).link] -= 1
+        for name in self._of(self._updated, sent, links):
+            del self._updated[name]
+            self._ports[name].targets = self._ports[name].present
+        for name in self._of(self._gone, sent, links):
             del self._gone[name]
+            self._updated.pop(name, None)
+            self._placed[self._ports.pop(name).link] -= 1
             self.have_shares_changed = True
 
     def count(self, rows: Sequence[DatagramRow]) -> None:
@@ -117,7 +122,8 @@ class RemoteDatagrams:
             target.dial_failures += dial_failures
             target.to_endpoint.bytes += to_endpoint
             target.to_client.bytes += to_client
-            port.open_sessions[target] = port.open_sessions.get(target, 0) + open_sessions
+            if open_now := port.open_sessions.pop(target, 0) + open_sessions:
+                port.open_sessions[target] = open_now
 
     def lose(self, link: WorkerLink) -> None:
         """The sessions of a worker have ended with it."""
@@ -141,6 +147,12 @@ class RemoteDatagrams:
             for sock in port.sockets.values():
                 sock.close()
         self._ports.clear()
+
+    def _of(
+        self, messages: Mapping[ServicePortName, int], sent: int, links: Collection[WorkerLink]
+    ) -> list[ServicePortName]:
+        """Return the service ports of these messages that were for these workers, and were sent until then."""
+        return [name for name, at in messages.items() if at <= sent and self._ports[name].link in links]
 
     def _close(self, name: ServicePortName, asked: ListenAddress) -> None:
         port = self._ports.get(name)

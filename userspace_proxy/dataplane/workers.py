@@ -95,10 +95,11 @@ class Workers:
         Nobody waits for one that is stuck.
         """
         self._is_new, sent = False, self.datagrams.sent
-        answers = [link.ask() for link in self._links if link.is_running and not link.is_stuck]
+        asked = [link for link in self._links if not link.is_stuck]
+        answers = [link.ask() for link in asked if link.is_running]
         if answers:
             await asyncio.wait(answers)
-        self.datagrams.note_settled(sent)
+        self.datagrams.note_settled(sent, [link for link in asked if not link.is_stuck])
 
     async def settle_datagrams(self) -> None:
         """Wait until the workers have started, and serve the UDP service ports as they were told."""
