@@ -119,12 +119,16 @@ async def started(
 
 def child(daemon: Running, role: str) -> int:
     """Return the process number of the daemon's child of this role; 0 while there is none."""
-    pid = daemon.process.pid
-    for each in Path(f"/proc/{pid}/task/{pid}/children").read_text().split():
+    for each in children(daemon.process.pid):
         with contextlib.suppress(OSError):
             if f"\0{role}-process\0" in Path(f"/proc/{each}/cmdline").read_text():
-                return int(each)
+                return each
     return 0
+
+
+def children(pid: int) -> list[int]:
+    """Return the process numbers of the children of a process."""
+    return [int(each) for each in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
 
 
 def status(pid: int) -> dict[str, str]:

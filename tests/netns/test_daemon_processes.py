@@ -23,6 +23,7 @@ from tests.netns.daemon import (
     answered,
     api_server,
     child,
+    children,
     get,
     refused,
     rules,
@@ -140,24 +141,46 @@ async def test_what_changes_while_there_is_no_data_process_is_served_by_the_next
             await refused(topology.pods[0], V4.cluster_ip, 80)
 
 
-async def test_the_data_process_has_no_privileges(topology: Topology, tmp_path: Path) -> None:
+async def test_the_data_process_and_its_workers_have_no_privileges(topology: Topology, tmp_path: Path) -> None:
     async with api_server(*OBJECTS) as api:
-        async with Daemon(api, tmp_path, "nft").running() as daemon:
+        async with Daemon(api, tmp_path, "nft").running("--workers=2") as daemon:
             await daemon.logged(SYNCED)
-            found = status(child(daemon, "data"))
-            assert {found[f"Cap{each}"] for each in ("Inh", "Prm", "Eff", "Bnd", "Amb")} == {"0" * 16}
-            assert found["NoNewPrivs"] == "1"
+            data = child(daemon, "data")
+            workers = children(data)
+            assert len(workers) == 2
+            for found in map(status, [data, *workers]):
+                assert {found[f"Cap{each}"] for each in ("Inh", "Prm", "Eff", "Bnd", "Amb")} == {"0" * 16}
+                assert found["NoNewPrivs"] == "1"
+
+
+async def test_no_process_minds_a_hang_up(topology: Topology, tmp_path: Path) -> None:
+    """As when the terminal is closed, or all processes of this name are told that a log was rotated."""
+    pod = topology.pods[0]
+    async with api_server(*OBJECTS) as api:
+        async with Daemon(api, tmp_path, "nft").running("--workers=2") as daemon:
+            await daemon.logged(SYNCED)
+            control, data = child(daemon, "control"), child(daemon, "data")
+            workers = children(data)
+            async with open_connection(pod, V4.cluster_ip, 80) as connection:
+                for pid in (*workers, data, control, daemon.process.pid):
+                    os.kill(pid, signal.SIGHUP)
+                await daemon.logged("SIGHUP is ignored")
+                assert await ask_again(connection)
+            await answered(pod, V4.cluster_ip, 80, "p1", "p2")
+            assert (child(daemon, "control"), child(daemon, "data")) == (control, data)
+            assert children(data) == workers
+            assert not [line for line in daemon.log if "ERROR" in line]
 
 
 async def test_all_processes_end_with_the_supervisor(topology: Topology, tmp_path: Path) -> None:
     async with api_server(*OBJECTS) as api:
         async with Daemon(api, tmp_path, "nft").running() as daemon:
             await daemon.logged(SYNCED)
-            children = [child(daemon, "control"), child(daemon, "data")]
+            processes = [child(daemon, "control"), child(daemon, "data")]
             await daemon.stop(signal.SIGKILL)
 
             async def are_gone() -> bool:
-                return not any(_is_alive(pid) for pid in children)
+                return not any(_is_alive(pid) for pid in processes)
 
             await until(are_gone, "children are left")
 
@@ -241,10 +264,8 @@ async def test_workers_end_with_their_data_process_and_the_next_one_has_others(
         async with Daemon(api, tmp_path, "nft").running("--workers=2") as daemon:
             await daemon.logged(SYNCED)
             data = child(daemon, "data")
-            workers = [int(each) for each in Path(f"/proc/{data}/task/{data}/children").read_text().split()]  # noqa: ASYNC240
+            workers = children(data)
             assert len(workers) == 2
-            for pid in workers:
-                assert status(pid)["CapEff"] == "0" * 16
             os.kill(data, signal.SIGKILL)
 
             async def are_gone() -> bool:

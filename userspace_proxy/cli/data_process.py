@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Sequence
 
 from userspace_proxy.cli.logs import set_up_daemon_logging
@@ -12,6 +13,7 @@ from userspace_proxy.supervisor.data_process import give_up_privileges, serve_da
 def data_process(arguments: Sequence[str]) -> None:
     """Be the data process: verbosity, log format, and the descriptor that leads to the supervisor."""
     verbosity, log_format, descriptor = arguments
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)  # as the other processes do, which say so
     with faults_as_crashes():
         set_up_daemon_logging(int(verbosity), log_format)
         give_up_privileges()

@@ -254,7 +254,7 @@ def new_event_loop(kind: str) -> asyncio.AbstractEventLoop:
 
 def main(fd: str, loop_kind: str) -> None:
     """Be the process: `fd` is the descriptor that it has inherited, `loop_kind` is `uvloop` or `asyncio`."""
-    for number in (signal.SIGINT, signal.SIGTERM):
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)  # they are for the other process, which drains first
     sock = socket.socket(fileno=int(fd))
     with asyncio.Runner(loop_factory=lambda: new_event_loop(loop_kind)) as runner:

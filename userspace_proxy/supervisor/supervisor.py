@@ -28,6 +28,7 @@ _BACK_OFF_S = (0.0, 0.2, 0.5, 1.0, 2.0, 5.0)
 _STEADY_S = 30.0  # a process that has lived as long has not failed to start
 _LATE_S = 5.0
 _STUCK_S = 30.0
+_OVERSLEPT_S = 1.0
 _SIGNALS = (signal.SIGCHLD, signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 _MEANWHILE: Final = {
     Role.CONTROL: "the data process goes on relaying",
@@ -50,6 +51,7 @@ class _Child:
     failures: int = 0
     restarts: int = 0
     is_late: bool = False
+    is_ready: bool = False
 
 
 class Supervisor:
@@ -75,13 +77,22 @@ class Supervisor:
             self._start(self._control)  # first, as it has more to do before traffic can flow
             self._start(self._data)
             while not self._is_over():
-                for key, _ in self._selector.select(self._wait_s()):
+                for key, _ in self._select():
                     if key.data is None:
                         self._take_signals(signals.recv(1024))
                     else:
                         self._hear(key.data)
                 self._look_at_the_clock()
         return self._exit_code or 0
+
+    def _select(self) -> list[tuple[selectors.SelectorKey, int]]:
+        """Wait for events. When that takes much longer than it should, all may have stood still: none is late."""
+        wait_s, began = self._wait_s(), time.monotonic()
+        events = self._selector.select(wait_s)
+        now = time.monotonic()
+        if wait_s is not None and now - began > wait_s + _OVERSLEPT_S:
+            self._data.heard_at = now
+        return events
 
     def _is_over(self) -> bool:
         return self._exit_code is not None and not any(child.pid for child in self._children.values())
@@ -91,6 +102,7 @@ class Supervisor:
         ours.setblocking(False)
         theirs.set_inheritable(True)
         child.start_at = None
+        child.is_ready = False
         child.started_at = child.heard_at = time.monotonic()
         with theirs:
             try:
@@ -141,9 +153,11 @@ class Supervisor:
                 self._forget_socket(child)
             case Word.ALIVE.value:
                 self._note_alive(child)
-            case Word.READY.value if not self._is_ready:
-                self._is_ready = True
-                self._notify(READY)
+            case Word.READY.value:
+                child.is_ready = True
+                if not self._is_ready:
+                    self._is_ready = True
+                    self._notify(READY)
             case Word.RECONNECT.value:
                 self._connect()
 
@@ -169,15 +183,25 @@ class Supervisor:
 
     def _note_end(self, child: _Child, exit_code: int) -> None:
         child.pid = 0
-        self._forget_socket(child)
+        while child.sock is not None:  # its last words may be there still
+            self._hear(child)
         if self._exit_code is not None:
             if child is self._control:
                 self._signal(self._data, signal.SIGTERM)
-        elif child is self._control and exit_code >= 0 and exit_code != CRASHED:
+        elif child is self._control and self._is_deliberate(exit_code):
             self._stop(exit_code)
         else:
             how = f"was killed by {signal.Signals(-exit_code).name}" if exit_code < 0 else f"ended with {exit_code}"
             self._start_again_later(child, how)
+
+    def _is_deliberate(self, exit_code: int) -> bool:
+        """Tell whether the control process wants all to end with it.
+
+        Not so one that cannot take the place of another, for instance because the configuration is wrong by now.
+        """
+        if exit_code < 0 or exit_code == CRASHED:
+            return False
+        return exit_code == 0 or self._control.is_ready or not self._is_ready
 
     def _start_again_later(self, child: _Child, how: str) -> None:
         now = time.monotonic()
@@ -210,8 +234,8 @@ class Supervisor:
 
     def _wait_s(self) -> float | None:
         moments = [child.start_at for child in self._children.values() if child.start_at is not None]
-        if self._kill_at is not None:
-            moments = [self._kill_at]
+        if self._exit_code is not None:
+            moments = [self._kill_at] if self._kill_at is not None else []
         elif self._data.pid:
             moments.append(self._data.heard_at + (_STUCK_S if self._data.is_late else _LATE_S))
         first = min(moments, default=math.inf)

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import ctypes
 import os
+import selectors
 import signal
 import sys
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -138,6 +140,55 @@ def test_a_data_process_that_is_stuck_is_told_of_and_then_replaced(
     messages = [record.getMessage() for record in caplog.records]
     assert messages[:2] == ["the data process is stuck for 0 s", "the data process is stuck for 1 s and is killed"]
     assert messages[2].startswith("the data process was killed by SIGKILL")
+
+
+def test_a_supervisor_that_stood_still_itself_does_not_blame_the_data_process(
+    run: Run, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As after `docker unpause`, or Ctrl-Z and `fg`."""
+
+    class StandsStill(selectors.DefaultSelector):
+        calls = 0
+
+        def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
+            self.calls += 1
+            if self.calls != 3:
+                return super().select(timeout)
+            time.sleep(2.0)
+            return []
+
+    monkeypatch.setattr(module, "_LATE_S", 0.5)
+    monkeypatch.setattr(module, "_STUCK_S", 1.0)
+    monkeypatch.setattr(module.selectors, "DefaultSelector", StandsStill)
+    data = """
+met = peer()
+for _ in range(40):
+    supervisor.send(b'alive')
+    time.sleep(0.05)
+met.sendall(b'x')
+"""
+    assert run("sys.exit(4 if peer().recv(100) else 5)", data + FOREVER) == 4
+    assert "stuck" not in caplog.text
+
+
+def test_a_control_process_that_cannot_take_the_place_of_another_ends_nothing(
+    run: Run, told: Told, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As when a mistake was written into the configuration file before the former one died."""
+    program = """
+number = len(os.listdir(os.path.dirname(sys.argv[1])))
+open(sys.argv[1] + str(number), "w").close()
+if number == 1: sys.exit(3)
+supervisor.send(b"ready")
+if number == 0: os.kill(os.getpid(), signal.SIGKILL)
+sys.exit(2)
+"""
+    assert run(program) == 2
+    assert [record.getMessage().partition(":")[0] for record in caplog.records] == [
+        "the control process was killed by SIGKILL",
+        "the control process ended with 3",
+    ]
+    assert told == [READY, STOPPING]
 
 
 def test_orphans_are_reaped(run: Run) -> None:
