@@ -114,7 +114,12 @@ def _word(text: str, choices: tuple[str, ...]) -> str:
 
 
 def _workers(text: str) -> int | str:
-    return text if text == "auto" else _int32(text)
+    if text == "auto":
+        return text
+    try:
+        return _int32(text)
+    except ValueError as error:
+        raise ValueError(f"{error}, or auto") from None
 
 
 def _version(text: str) -> str | bool:

@@ -118,7 +118,7 @@ def test_empty_arguments_are_passed_over_as_kube_proxy_does() -> None:
         ("--feature-gates=A", "flag: A is not of the form name=true or name=false"),
         ("--vmodule=a", "flag: a is not of the form pattern=level"),
         ("--unidling=maybe", "flag: it must be one of off, on, hybrid"),
-        ("--workers=many", "flag: it must be a whole number"),
+        ("--workers=many", "flag: it must be a whole number, or auto"),
     ],
 )
 def test_what_cannot_be_understood_is_named(line: str, message: str) -> None:
