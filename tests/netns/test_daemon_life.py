@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import signal
 import time
 from collections.abc import AsyncIterator
@@ -17,6 +18,7 @@ from tests.netns.daemon import (
     Daemon,
     answered,
     api_server,
+    child,
     get,
     refused,
     rules,
@@ -192,6 +194,24 @@ async def test_a_written_configuration_file_ends_the_process(topology: Topology,
             config_file(daemon, "udpIdleTimeout: 2s")
             assert await running.ended() == 1
             await running.logged("content of the proxy server's configuration file was updated")
+
+
+async def test_data_processes_log_as_the_changed_file_says_also_when_all_were_replaced(
+    topology: Topology, tmp_path: Path
+) -> None:
+    async with api_server(*OBJECTS) as api:
+        daemon = Daemon(api, tmp_path, "nft")
+        async with started([*config_file(daemon), "--config-reload"]) as running:
+            await answered(topology.pods[0], V4.cluster_ip, 80, "p1", "p2")
+            config_file(daemon, "logging: {verbosity: 4}")
+            await running.logged("the configuration has changed: logging")
+            for role in ("control", "data"):
+                former, lines = child(running, role), len(running.log)
+                os.kill(former, signal.SIGKILL)
+                await running.logged(SYNCED if role == "control" else "listeners again", after=lines)
+            lines = len(running.log)
+            await answered(topology.pods[0], V4.cluster_ip, 80, "p1", "p2")
+            await running.logged("is connected to", after=lines)
 
 
 async def test_a_changed_configuration_file_is_taken_up_where_that_is_wanted(

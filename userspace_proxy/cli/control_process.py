@@ -42,6 +42,7 @@ async def _control(config: Config, load_again: Callable[[], Config], descriptor:
         set_up_daemon_logging(verbosity, log_format)
         side.set_up_logging(verbosity, log_format)
 
+    side.set_up_logging(config.document.logging.verbosity, config.document.logging.format)
     surroundings = Surroundings(side.make_data_path, side.notify, side.processes)
     try:
         await Daemon(config, load_again, set_up_all_logging, surroundings).run()
