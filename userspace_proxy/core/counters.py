@@ -19,10 +19,9 @@ OF_THE_MOMENT = frozenset(
         "max_connections_per_service_port",
         "admitted_connections",
         "paused_listeners",
-        "workers",
     }
 )
-"""The fields of all counters below that say what is now; the others only grow."""
+"""The fields of all counters below that say what is now; the others only grow. `workers` have both."""
 
 
 @dataclass(frozen=True, slots=True)

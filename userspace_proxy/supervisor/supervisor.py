@@ -55,7 +55,7 @@ class _Child:
 
 
 class Supervisor:
-    """Runs both processes until either is told to end, or the control process ends on purpose.
+    """Runs both processes until it is told to end, or the control process ends on purpose.
 
     `commands` are the command lines; the number of a descriptor is appended. `notify` tells systemd.
     """

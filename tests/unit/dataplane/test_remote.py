@@ -12,7 +12,7 @@ from dataclasses import fields, replace
 
 import pytest
 
-from userspace_proxy.core.counters import OF_THE_MOMENT, EndpointCounters, LiveCounters
+from userspace_proxy.core.counters import OF_THE_MOMENT, EndpointCounters, LiveCounters, WorkerReading
 from userspace_proxy.core.model import Endpoint, ListenAddress, ServicePort, ServicePortName, Snapshot
 from userspace_proxy.core.plan import diff
 from userspace_proxy.dataplane.interface import Applied, Notices
@@ -178,6 +178,61 @@ async def test_another_control_process_hears_of_clients_that_wait(backend: Endpo
         second.plane.close()
 
 
+async def test_totals_go_on_when_both_processes_were_replaced_one_after_the_other(backend: Endpoint) -> None:
+    web, other = service(1, backend), service(2, backend)
+    first, second = Control(), Control()
+    async with data_process() as data:
+        await first.connect(data)
+        applied = await first.apply(web, other)
+        for each in (web, web, other):
+            await ask(at(applied, each))
+        assert (await first.plane.counters()).total.connections == 3
+    await until(lambda: not first.plane.is_attached)
+    await first.apply(web)
+    async with data_process() as data:
+        for _ in range(2):  # a connection that is lost changes nothing
+            await first.connect(data)
+            await until(lambda: first.plane._requests._channel)
+        await ask(at(applied, web))
+        assert (await first.plane.counters()).total.connections == 4
+        first.plane.close()
+        await second.connect(data)
+        counters = await second.plane.counters()
+        assert counters.total.connections == 4
+        assert counters.service_ports[web.name].connections == counters.endpoints[web.name][backend].connections == 3
+        second.running = Snapshot.of(replace(web, endpoints=()))
+        await second.apply(web)
+    await until(lambda: not second.plane.is_attached)
+    async with data_process() as data:
+        await second.connect(data)
+        await ask(at(applied, web))
+        counters = await second.plane.counters()
+        assert counters.total.connections == 5
+        assert counters.service_ports[web.name].connections == 4
+    second.plane.close()
+
+
+async def test_clients_wait_while_neither_a_new_control_nor_a_new_data_process_knows_where_they_are_to_go(
+    backend: Endpoint,
+) -> None:
+    web = service(1, backend)
+    first, second = Control(), Control()
+    async with data_process() as data:
+        await first.connect(data)
+        address = at(await first.apply(web), web)
+        first.plane.close()
+        await second.connect(data)
+    await until(lambda: not second.plane.is_attached)
+    async with data_process() as data:
+        await second.connect(data)
+        waiting = asyncio.gather(ask(address))
+        await until(lambda: second.plane._unbriefed)
+        second.running = Snapshot.of(replace(web, endpoints=()))
+        await second.apply(web)
+        assert await waiting == [b"hello"]
+    second.plane.close()
+
+
 async def test_a_connection_anew_to_the_same_data_process_counts_nothing_twice(
     control: Control, backend: Endpoint
 ) -> None:
@@ -319,10 +374,19 @@ def test_totals_stay_when_a_service_port_went_with_its_process() -> None:
     assert (after.accept_errors, after.open_connections) == (6, 0)
 
 
+def test_restarts_of_workers_are_counted_on_over_data_processes() -> None:
+    lasting = Lasting()
+    lasting.add_up(LiveCounters(workers=(WorkerReading("worker-0", 1 << 20, 3, 0, 2), WorkerReading("worker-1"))), [])
+    lasting.process_is_gone()
+    assert lasting.last.workers == (WorkerReading("worker-0", restarts=2), WorkerReading("worker-1"))
+    after = lasting.add_up(LiveCounters(workers=(WorkerReading("worker-0", 1 << 19, restarts=1),)), [])
+    assert after.workers == (WorkerReading("worker-0", 1 << 19, restarts=3),)
+
+
 def test_what_metrics_call_a_gauge_ends_with_its_process() -> None:
     tables = [table for table in vars(traffic).values() if isinstance(table, tuple) and table is not traffic._WORKERS]
     families = [each for table in tables for each in table if isinstance(each, traffic._Family)]
-    assert {each.field for each in families if each.kind == "gauge"} == OF_THE_MOMENT - {"workers"}
+    assert {each.field for each in families if each.kind == "gauge"} == OF_THE_MOMENT
 
 
 async def test_sockets_that_cannot_be_copied_are_passed_over_the_next_connection(

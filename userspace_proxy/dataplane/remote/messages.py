@@ -9,7 +9,7 @@ from typing import TypeVar
 
 import msgspec
 
-from userspace_proxy.core.counters import EndpointCounters, LiveCounters
+from userspace_proxy.core.counters import CountedServicePort, EndpointCounters, LiveCounters
 from userspace_proxy.core.model import Endpoint, ListenAddress, ServicePort, ServicePortName
 from userspace_proxy.core.plan import Listening
 from userspace_proxy.dataplane.settings import DataPlaneSettings
@@ -72,6 +72,16 @@ class ReadCounters(msgspec.Struct, frozen=True, tag=True):
     id: int = 0
 
 
+class Keep(msgspec.Struct, frozen=True, tag=True):
+    """To the data process: what those before it had counted, bit by bit. It tells the next control process, as it is.
+
+    To the data process a `part` means nothing. See `Lasting`.
+    """
+
+    is_first: bool
+    part: bytes
+
+
 class Drain(msgspec.Struct, frozen=True, tag=True):
     """To the data process: stop listening at once, and answer when all connections have ended or time is up."""
 
@@ -82,7 +92,7 @@ class Drain(msgspec.Struct, frozen=True, tag=True):
 Answered = Step | ReadCounters | Drain
 """Requests with an answer, which names their `id`."""
 
-Request = Configure | Answered
+Request = Configure | Keep | Answered
 
 
 class Present(msgspec.Struct, frozen=True, tag=True):
@@ -117,6 +127,15 @@ class Reading(msgspec.Struct, frozen=True, array_like=True):
     total: Numbers
     endpoints: tuple[tuple[str, int, Numbers], ...]
 
+    @classmethod
+    def of(cls, counted: CountedServicePort) -> Reading:
+        endpoints = counted.counters().items()
+        return cls(
+            counted.name,
+            numbers(counted.total()),
+            tuple((endpoint.address, endpoint.port, numbers(each)) for endpoint, each in endpoints),
+        )
+
 
 class Page(msgspec.Struct, frozen=True, tag=True):
     """From the data process: counters. `whole` has what belongs to no service port, on the first page."""
@@ -140,7 +159,7 @@ class NeedsPods(msgspec.Struct, frozen=True, tag=True):
     name: ServicePortName
 
 
-Report = Present | AllPresent | Done | Page | DialFailed | NeedsPods
+Report = Present | Keep | AllPresent | Done | Page | DialFailed | NeedsPods
 
 _COUNTERS = tuple(field.name for field in fields(EndpointCounters))
 

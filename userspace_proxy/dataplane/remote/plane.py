@@ -29,6 +29,7 @@ from userspace_proxy.dataplane.remote.messages import (
     DialFailed,
     Done,
     Drain,
+    Keep,
     NeedsPods,
     Page,
     Present,
@@ -76,6 +77,8 @@ class RemotePlane:
         self._channel: Channel[Report] | None = None
         self._process: int | None = None
         self._has_met = asyncio.Event()
+        self._has_planned = False
+        self._unbriefed: int | None = None  # a process that can be given what we have only after our first plan
         self._service_ports: dict[ServicePortName, ServicePort] = {}
         self._sockets: dict[Listening, socket.socket] = {}
         self._bound: dict[Listening, ListenAddress] = {}
@@ -111,6 +114,9 @@ class RemotePlane:
                     await asyncio.wait([answer])
                 except asyncio.CancelledError as error:
                     cancelled = error
+        self._has_planned = True
+        if self._unbriefed is not None:
+            self._agree(self._unbriefed)
         if cancelled is not None:
             raise cancelled
 
@@ -237,6 +243,8 @@ class RemotePlane:
         match report:
             case Present():
                 self._present.add(report, fds)
+            case Keep():
+                self._present.counted_before.append(report.part)
             case AllPresent():
                 self._agree(report.process)
             case Done() | Page():
@@ -256,21 +264,32 @@ class RemotePlane:
             _log.exception("%s (%s): fault while telling what happened to it", report.name, report.name.protocol)
 
     def _agree(self, process: int) -> None:
-        """Take over what the first data process has; bring each other one to what we have."""
+        """Take over what the first data process has; bring each other one to what we have.
+
+        Before our first plan that is no more than sockets: their clients wait until it is known where they are to go.
+        """
+        if self._has_met.is_set() and not self._has_planned:
+            self._unbriefed = process
+            return
+        self._unbriefed = None
         if self._process not in (None, process):
             self._lasting.process_is_gone()
         self._process = process
-        assert self._channel is not None
-        self._requests.use(self._channel)
+        channel = self._channel
+        assert channel is not None
+        self._requests.use(channel)
         present, self._present = self._present, Presence()
         for lost in in_batches(present.lost, LISTENERS_PER_MESSAGE):
             self._requests.send(Step(close=lost))
         if not self._has_met.is_set():
             self._service_ports = {name: ServicePort(name, 0) for name in present.names}
             self._bound, self._sockets = present.bound, present.sockets
+            self._lasting.go_on_from(present.counted_before)
             self._has_met.set()
             return
         present.close_sockets()
+        for number, part in enumerate(self._lasting.before()):
+            channel.send(Keep(number == 0, part))
         for unwanted in in_batches(present.sockets.keys() - self._sockets.keys(), LISTENERS_PER_MESSAGE):
             self._requests.send(Step(close=unwanted))
         for gone in in_batches(present.names - self._service_ports.keys(), NAMES_PER_MESSAGE):
@@ -280,9 +299,10 @@ class RemotePlane:
         missing = [(key, sock) for key, sock in self._sockets.items() if key not in present.sockets]
         for batch in in_batches(missing, LISTENERS_PER_MESSAGE):
             self._pass_on(dict(batch)).add_done_callback(self._note_refused)
-        _log.info(
-            "the data process has %d service ports and %d listeners again", len(self._service_ports), len(missing)
-        )
+        if self.is_attached:
+            _log.info(
+                "the data process has %d service ports and %d listeners again", len(self._service_ports), len(missing)
+            )
 
     def _note_refused(self, answer: Answer) -> None:
         """Where the data process had no room for what it is to have again, begin again with another connection."""
@@ -305,6 +325,7 @@ class RemotePlane:
         self._channel = None
         self._present.close_sockets()
         self._present = Presence()
+        self._unbriefed = None
         self._requests.stop()
 
     def _close_sockets(self) -> None:

@@ -21,6 +21,9 @@ class Presence:
     lost: list[Listening] = field(default_factory=list)
     """Listeners whose sockets could not be received, for want of descriptors."""
 
+    counted_before: list[bytes] = field(default_factory=list)
+    """What the data processes before it had counted, as a former control process has told it."""
+
     def add(self, present: Present, fds: Sequence[int]) -> None:
         """Take in a part of what is told."""
         self.names.update(present.names)

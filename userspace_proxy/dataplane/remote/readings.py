@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, TypeVar
 
-from userspace_proxy.core.counters import OF_THE_MOMENT, Counters, EndpointCounters, LiveCounters, add_up
+import msgspec
+
+from userspace_proxy.core.counters import (
+    OF_THE_MOMENT,
+    Counters,
+    EndpointCounters,
+    LiveCounters,
+    WorkerReading,
+    add_up,
+)
 from userspace_proxy.core.model import Endpoint, ServicePortName
-from userspace_proxy.dataplane.remote.messages import Reading
+from userspace_proxy.dataplane.remote.messages import SERVICE_PORTS_PER_MESSAGE, Reading, in_batches
 
 Counted = TypeVar("Counted", EndpointCounters, LiveCounters)
 
@@ -22,6 +31,11 @@ class CountedPort:
     name: ServicePortName
     of_all: EndpointCounters = field(default_factory=EndpointCounters)
     of_each: Mapping[Endpoint, EndpointCounters] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, reading: Reading) -> CountedPort:
+        each = {Endpoint(address, port): EndpointCounters(*counted) for address, port, counted in reading.endpoints}
+        return cls(reading.name, EndpointCounters(*reading.total), each)
 
     def total(self) -> EndpointCounters:
         return self.of_all
@@ -68,17 +82,32 @@ class Lasting:
         self._before = at_rest(self.last)
         self.last = self.without_process()
 
+    def before(self) -> Iterator[bytes]:
+        """Yield, bit by bit, what the processes had counted that are gone: for `go_on_from` of a successor."""
+        yield msgspec.msgpack.encode(self._before)
+        for ports in in_batches(self._ports_before.values(), SERVICE_PORTS_PER_MESSAGE):
+            yield msgspec.msgpack.encode(tuple(map(Reading.of, ports)))
+
+    def go_on_from(self, before: Sequence[bytes]) -> None:
+        """Begin with what a former control process knew, so that nothing falls when it has died, too."""
+        if not before:
+            return
+        whole, *rest = before
+        self._before = msgspec.msgpack.decode(whole, type=LiveCounters)
+        readings = (each for part in rest for each in msgspec.msgpack.decode(part, type=tuple[Reading, ...]))
+        self._ports_before = self._last_ports = {each.name: CountedPort.of(each) for each in readings}
+        self.last = replace(self._before, service_ports=tuple(self._last_ports.values()))
+
     def _with_before(self, reading: Reading) -> CountedPort:
-        total = EndpointCounters(*reading.total)
-        each = {Endpoint(address, port): EndpointCounters(*counted) for address, port, counted in reading.endpoints}
+        now = CountedPort.of(reading)
         before = self._ports_before.get(reading.name)
         if before is None:
-            return CountedPort(reading.name, total, each)
+            return now
         known = before.of_each
         return CountedPort(
             reading.name,
-            add_up((before.of_all, total)),
-            {key: add_up((known[key], counted)) if key in known else counted for key, counted in each.items()},
+            add_up((before.of_all, now.of_all)),
+            {key: add_up((known[key], counted)) if key in known else counted for key, counted in now.of_each.items()},
         )
 
 
@@ -106,11 +135,20 @@ def _added(before: Any, now: Any) -> Any:
         was, is_now = getattr(before, each.name), getattr(now, each.name)
         if each.name == "service_ports":
             values[each.name] = ()
+        elif each.name == "workers":
+            values[each.name] = _workers(was, is_now)
         elif each.name in OF_THE_MOMENT:
             values[each.name] = is_now
         else:
             values[each.name] = _sum(was, is_now)
     return type(now)(**values)
+
+
+def _workers(before: Sequence[WorkerReading], now: Sequence[WorkerReading]) -> tuple[WorkerReading, ...]:
+    """Return what the workers do now, with all restarts; where there are none now, what is left of the former ones."""
+    restarts = {each.name: each.restarts for each in before}
+    present = now or [WorkerReading(name) for name in restarts]
+    return tuple(replace(each, restarts=each.restarts + restarts.get(each.name, 0)) for each in present)
 
 
 def _sum(was: Any, is_now: Any) -> Any:

@@ -28,6 +28,7 @@ from userspace_proxy.dataplane.remote.messages import (
     DialFailed,
     Done,
     Drain,
+    Keep,
     NeedsPods,
     Page,
     Present,
@@ -36,7 +37,6 @@ from userspace_proxy.dataplane.remote.messages import (
     Request,
     Step,
     in_batches,
-    numbers,
 )
 from userspace_proxy.garbage import keep_out_of_collections
 
@@ -61,6 +61,7 @@ class DataServer:
         self._requests: asyncio.Queue[tuple[Request, list[int]] | None] = asyncio.Queue()
         self._received: dict[Listening, socket.socket] = {}
         self._counted: tuple[CountedServicePort, ...] = ()
+        self._kept: list[Keep] = []
         self._updates_since_freeze = 0
 
     def attach(self, sock: socket.socket) -> None:
@@ -112,6 +113,8 @@ class DataServer:
         match request:
             case Configure():
                 self._configure(request)
+            case Keep(is_first):
+                self._kept = [request] if is_first else [*self._kept, request]
             case Step():
                 await self._carry_out(request, fds)
             case ReadCounters():
@@ -171,6 +174,8 @@ class DataServer:
                 listening = tuple(key for key, _ in batch)
                 bound = tuple(listener.address for _, listener in batch)
                 self._send(Present(open=listening, bound=bound), [listener.fileno() for _, listener in batch])
+        for kept in self._kept:
+            self._send(kept)
         self._send(AllPresent(self._identity))
         for name in self._plane.waited_at() if self._plane is not None else ():
             self._tell_need(name)  # the former control process may have died before it could ask for pods
@@ -184,7 +189,7 @@ class DataServer:
         readings = []
         count = 0
         for counted in self._counted[request.start :]:
-            readings.append(_reading(counted))
+            readings.append(Reading.of(counted))
             count += 1 + len(readings[-1].endpoints)
             if count >= _ENDPOINTS_PER_PAGE:
                 break
@@ -204,12 +209,3 @@ class DataServer:
 
     def _tell_need(self, name: ServicePortName) -> None:
         self._send(NeedsPods(name))
-
-
-def _reading(counted: CountedServicePort) -> Reading:
-    endpoints = counted.counters().items()
-    return Reading(
-        counted.name,
-        numbers(counted.total()),
-        tuple((endpoint.address, endpoint.port, numbers(each)) for endpoint, each in endpoints),
-    )
