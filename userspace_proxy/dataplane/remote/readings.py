@@ -130,7 +130,7 @@ def at_once(live: LiveCounters) -> Counters:
 
 def _added(before: Any, now: Any) -> Any:
     """Return the sum of two readings: of what grows, and of the moment only what is now."""
-    values = {}
+    values: dict[str, Any] = {}
     for each in fields(now):
         was, is_now = getattr(before, each.name), getattr(now, each.name)
         if each.name == "service_ports":
