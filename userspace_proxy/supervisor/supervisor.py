@@ -146,6 +146,8 @@ class Supervisor:
             return
         try:
             packet = child.sock.recv(MAX_PACKET_BYTES)
+        except ConnectionResetError:  # it died with something unread: told once, and before its last words
+            return
         except OSError:
             packet = b""
         match packet:
