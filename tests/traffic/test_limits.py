@@ -17,7 +17,7 @@ from tests.traffic.conftest import RunningProxy, Stage, a_service
 from tests.traffic.peers import Peer, black_hole, echo, eventually, hold, refusing
 from userspace_proxy import DataPlaneSettings, Endpoint, LimitCounters, ListenAddress
 from userspace_proxy.dataplane import dial
-from userspace_proxy.dataplane.relay import Side
+from userspace_proxy.dataplane.side import Side
 from userspace_proxy.dataplane.sockets import borrowed
 
 BULK = b"x" * (1 << 20)
